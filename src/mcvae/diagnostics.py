@@ -1,0 +1,66 @@
+"""Can these weights be trusted? Effective sample size, standard error of log p̂, Pareto k̂."""
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["effective_sample_size", "pareto_k", "standard_error"]
+
+
+def effective_sample_size(log_weight: Tensor) -> Tensor:
+    """(Σw)² / Σw² over samples, `[S, B] -> [B]`: between 1 and S; 0 if every weight is 0.
+
+    >>> effective_sample_size(torch.zeros(8, 1))
+    tensor([8.])
+    """
+    return (2 * log_weight.logsumexp(0) - (2 * log_weight).logsumexp(0)).exp().nan_to_num(nan=0.0)
+
+
+def standard_error(log_weight: Tensor) -> Tensor:
+    """Standard error of log p̂ = log mean w by the delta method, `[S, B] -> [B]`; inf for one sample.
+
+    >>> standard_error(torch.zeros(8, 1))
+    tensor([0.])
+    """
+    num_samples = log_weight.shape[0]
+    if num_samples < 2:
+        return torch.full_like(log_weight[0], torch.inf)
+    share = log_weight.softmax(0)  # w_i / Σw
+    variance = (share - 1 / num_samples).square().sum(0) * num_samples / (num_samples - 1)
+    return variance.sqrt().nan_to_num(nan=torch.inf)
+
+
+def pareto_k(log_weight: Tensor) -> Tensor:
+    """Shape k̂ of a generalised Pareto fitted to the largest weights, `[S, B] -> [B]` (Vehtari et al.).
+
+    The tail is the largest min(S/5, 3√S) weights. Below 0.5 the weights have a finite variance and `standard_error`
+    means what it says; above 0.7 neither does. NaN if the tail has fewer than five weights (S < 25).
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> light = torch.rand(10_000, 1, generator=generator)
+    >>> bool(pareto_k(light) < 0.5)
+    True
+    """
+    num_samples = log_weight.shape[0]
+    tail = math.ceil(min(num_samples / 5, 3 * math.sqrt(num_samples)))
+    if tail < 5:
+        return torch.full_like(log_weight[0], torch.nan)
+    ordered = (log_weight - log_weight.amax(0)).exp().sort(0).values
+    cutoff = ordered[-tail - 1]
+    return _fit_generalised_pareto(ordered[-tail:] - cutoff)
+
+
+def _fit_generalised_pareto(excess: Tensor) -> Tensor:
+    """Shape by the empirical Bayes fit of Zhang and Stephens (2009), `[N, B]` sorted -> `[B]`."""
+    num = excess.shape[0]
+    largest, quartile = excess[-1], excess[int(num / 4 + 0.5) - 1]
+    grid_size = 30 + int(math.sqrt(num))
+    grid = torch.arange(1, grid_size + 1, dtype=excess.dtype, device=excess.device).unsqueeze(-1) - 0.5
+    theta = 1 / largest + (1 - (grid_size / grid).sqrt()) / (3 * quartile)  # [G, B]
+    shapes = torch.log1p(-theta.unsqueeze(1) * excess).mean(1)  # [G, B]
+    log_likelihood = num * ((-theta / shapes).log() - shapes - 1)
+    theta_hat = (log_likelihood.softmax(0) * theta).sum(0)
+    shape = torch.log1p(-theta_hat * excess).mean(0)
+    prior_weight, prior_shape = 10.0, 0.5  # the weak prior of Vehtari et al. (2024), for small tails
+    return (num * shape + prior_weight * prior_shape) / (num + prior_weight)

@@ -1,0 +1,46 @@
+"""Random numbers from an explicit `torch.Generator`, leaving the global stream untouched."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Generator, Tensor
+from torch.distributions import Distribution
+
+__all__ = ["draw", "standard_normal", "uniform"]
+
+
+def standard_normal(like: Tensor, generator: Generator | None) -> Tensor:
+    """Innovation noise $u \\sim N(0, I)$ with the shape, type and device of `like`."""
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def uniform(like: Tensor, generator: Generator | None) -> Tensor:
+    """Uniform noise in [0, 1) with the shape, type and device of `like`."""
+    return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def draw(distribution: Distribution, shape: tuple[int, ...], generator: Generator | None) -> Tensor:
+    """Sample `distribution`, reparameterised where it can be.
+
+    The samplers of `torch.distributions` read the global stream only, so a given `generator` seeds that
+    stream for this one draw and the stream is put back afterwards.
+    """
+    size = torch.Size(shape)
+    with _seeded_by(generator):
+        return distribution.rsample(size) if distribution.has_rsample else distribution.sample(size)
+
+
+@contextmanager
+def _seeded_by(generator: Generator | None) -> Iterator[None]:
+    if generator is None:
+        yield
+        return
+    device = generator.device
+    seed = int(torch.randint(2**62, (), generator=generator, device=device))
+    accelerated = device.type != "cpu"
+    with torch.random.fork_rng([device] if accelerated else [], device_type=device.type if accelerated else "cuda"):
+        torch.default_generator.manual_seed(seed)
+        if accelerated:
+            torch.get_device_module(device).manual_seed(seed)
+        yield

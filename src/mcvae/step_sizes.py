@@ -1,0 +1,186 @@
+"""Step sizes of the K moves: fixed, learned, or adapted (Section 4.1).
+
+Adapted step sizes are buffers. `forward` never changes them and `update` is the only thing that does, so evaluating a
+model leaves it as it was and a checkpoint holds everything.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mcvae.annealing import Trajectory
+
+__all__ = ["AcceptanceAdapted", "Fixed", "Learned", "ScoreScaled", "StepSizes"]
+
+
+class StepSizes(nn.Module, ABC):
+    """Step sizes `[K]`, or `[K, D]` for the preconditioned form."""
+
+    @abstractmethod
+    def forward(self) -> Tensor:
+        """Step sizes `[K]` or `[K, D]`, positive."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Call `forward`."""
+        values: Tensor = super().__call__(*args, **kwargs)
+        return values
+
+    def update(self, trajectory: Trajectory) -> None:
+        """Adapt to what a trajectory showed. Called by `AnnealedEstimator.adapt`, never by `forward`."""
+
+
+class Fixed(StepSizes):
+    """Step sizes that stay as they are.
+
+    Args:
+        num_steps: K.
+        step_size: one number, a tensor `[K]` or `[K, D]`, or `[1, D]` for the same vector in every step.
+
+    >>> Fixed(3, 0.1)()
+    tensor([0.1000, 0.1000, 0.1000])
+    """
+
+    values: Tensor
+
+    def __init__(self, num_steps: int, step_size: float | Tensor = 0.01):
+        super().__init__()
+        self.register_buffer("values", _per_step(num_steps, step_size))
+
+    def forward(self) -> Tensor:
+        """See `StepSizes`."""
+        return self.values
+
+
+class Learned(StepSizes):
+    """Step sizes learned with everything else, through the bound.
+
+    The paper advises against it: a step size that maximises the bound need not keep the chain moving.
+
+    Args:
+        num_steps: K.
+        step_size: where to start; as for `Fixed`.
+
+    >>> Learned(2, 0.5)().detach()
+    tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, num_steps: int, step_size: float | Tensor = 0.01):
+        super().__init__()
+        self.log_values = nn.Parameter(_per_step(num_steps, step_size).log())
+
+    def forward(self) -> Tensor:
+        """See `StepSizes`."""
+        return self.log_values.exp()
+
+
+class AcceptanceAdapted(StepSizes):
+    """One step size per move, driven to an acceptance ρ: log η_k ← log η_k + gain (acceptance_k − ρ).
+
+    Args:
+        num_steps: K.
+        step_size: where to start.
+        target: ρ.
+        rate: the gain.
+    """
+
+    log_values: Tensor
+
+    def __init__(self, num_steps: int, step_size: float = 0.01, *, target: float = 0.8, rate: float = 0.1):
+        super().__init__()
+        self.target, self.rate = _probability(target), rate
+        self.register_buffer("log_values", _per_step(num_steps, step_size).log())
+
+    def forward(self) -> Tensor:
+        """See `StepSizes`."""
+        return self.log_values.exp()
+
+    @torch.no_grad()
+    def update(self, trajectory: Trajectory) -> None:
+        """Move every step size towards the target acceptance."""
+        self.log_values += self.rate * (trajectory.acceptance.mean(1).to(self.log_values) - self.target)
+
+    def extra_repr(self) -> str:
+        """Show the settings in `repr`."""
+        return f"target={self.target}"
+
+
+class ScoreScaled(StepSizes):
+    """The paper's rule, one vector per step: η_k ← 0.9 η_k + 0.1 η₀ / (ε + std ∂log p(x, z)) (Section 4.1).
+
+    The scalar η₀ of each step is driven to the acceptance ρ as in `AcceptanceAdapted`.
+
+    Args:
+        num_steps: K.
+        latent_dim: D.
+        step_size: where η and η₀ start.
+        target: ρ; the paper takes 0.8 for A-MCVAE and 0.9 for L-MCVAE.
+        rate: gain of η₀.
+        memory: weight of the past, 0.9 in the paper.
+        epsilon: ε, which the paper leaves open; it bounds the step in a dimension that the likelihood ignores.
+    """
+
+    values: Tensor
+    log_base: Tensor
+
+    def __init__(
+        self,
+        num_steps: int,
+        latent_dim: int,
+        step_size: float = 0.01,
+        *,
+        target: float = 0.9,
+        rate: float = 0.1,
+        memory: float = 0.9,
+        epsilon: float = 0.01,
+    ):
+        super().__init__()
+        self.target, self.rate, self.memory, self.epsilon = _probability(target), rate, memory, epsilon
+        self.register_buffer("values", _per_step(num_steps, torch.full((1, latent_dim), float(step_size))))
+        self.register_buffer("log_base", _per_step(num_steps, step_size).log())
+
+    def forward(self) -> Tensor:
+        """See `StepSizes`."""
+        return self.values
+
+    @torch.no_grad()
+    def update(self, trajectory: Trajectory) -> None:
+        """Apply the rule once."""
+        std = trajectory.score_std
+        if not len(self.values):
+            return
+        if std is None or trajectory.log_weight.numel() < 2:
+            raise ValueError(
+                "score-scaled step sizes need the spread of scores over at least two chains, got "
+                + ("a kernel without scores" if std is None else "one")
+                + ". Use AcceptanceAdapted, or more samples or data per batch."
+            )
+        self.log_base += self.rate * (trajectory.acceptance.mean(1).to(self.log_base) - self.target)
+        scaled = self.log_base.exp().unsqueeze(-1) / (self.epsilon + std.to(self.values))
+        self.values.mul_(self.memory).add_((1 - self.memory) * scaled)
+
+    def extra_repr(self) -> str:
+        """Show the settings in `repr`."""
+        return f"target={self.target}"
+
+
+def _per_step(num_steps: int, step_size: float | Tensor) -> Tensor:
+    """Repeat to `[K]` or `[K, D]`, checked."""
+    if num_steps < 0:
+        raise ValueError(f"the number of steps K must not be negative, got {num_steps}.")
+    values = torch.as_tensor(step_size, dtype=torch.get_default_dtype())
+    if values.dim() > 2 or (values.dim() and values.shape[0] not in (num_steps, values.dim() - 1)):
+        raise ValueError(
+            f"step sizes must be one number, or of shape [K], [K, D] or [1, D] with K = {num_steps}, got "
+            f"{list(values.shape)}."
+        )
+    if not bool((values > 0).all()):
+        raise ValueError(f"step sizes must be positive, got {values.tolist()}.")
+    return values.expand(num_steps, *values.shape[1:]).clone()
+
+
+def _probability(target: float) -> float:
+    if not 0 < target < 1:
+        raise ValueError(f"the target acceptance must lie strictly between 0 and 1, got {target}.")
+    return target
