@@ -95,10 +95,14 @@ class Hamiltonian:
         if state.momentum is not None:
             before = self.damping * state.momentum + math.sqrt(1 - self.damping**2) * noise
         point, momentum = state.point, before
+        failed = torch.zeros_like(point.log_p, dtype=torch.bool)
         for _ in range(self.num_leapfrog):
             momentum = momentum + 0.5 * step_size * bridge.score(point, beta)
             point = bridge.evaluate(point.z + step_size * momentum)
             momentum = momentum + 0.5 * step_size * bridge.score(point, beta)
+            failed = failed | point.log_p.isnan()
+        # A path that failed on its way may end somewhere harmless, but is no longer reversible.
+        point = point._replace(log_p=torch.where(failed, torch.nan, point.log_p))
         unit = torch.ones_like(step_size)
         return Proposed(State(point, momentum), _log_normal(before, unit), _log_normal(momentum, unit))
 
