@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from support import generator, skewed_log_joint, wide_initial
 from torch.distributions import Independent, Normal
 
 import mcvae
 from mcvae import Hamiltonian, Langevin, RandomWalk, State
 from mcvae.kernels import _log1mexp
+from support import generator, skewed_log_joint, wide_initial
 
 BETA = torch.tensor(0.6)
 
@@ -128,7 +128,8 @@ def narrow_log_joint(z):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "step_size"), [(mcvae.mala(), 3.0), (mcvae.mala(mcvae.barker), 3.0), (mcvae.hmc(2), 0.8), (mcvae.rwm(), 3.0)]
+    ("kernel", "step_size"),
+    [(mcvae.mala(), 3.0), (mcvae.mala(mcvae.barker), 3.0), (mcvae.hmc(2), 0.8), (mcvae.rwm(), 3.0)],
 )
 def test_metropolis_hastings_rejects_and_counts_what_it_cannot_evaluate(kernel, step_size):
     bridge = mcvae.Bridge(Independent(Normal(torch.zeros(3, 1), 0.3 * torch.ones(3, 1)), 1), narrow_log_joint)

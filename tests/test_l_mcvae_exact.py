@@ -48,7 +48,9 @@ def closed_form(p: Parameters, backward_scale: float | None = None) -> torch.Ten
         drift = step * ((1 - beta) * precision_q @ p.loc[0] + beta * shift_p)
         move = torch.eye(LATENT_DIM) - step[:, None] * precision
         noise = torch.diag(2 * step)
-        value = value + 0.5 * LATENT_DIM * (1 + math.log(2 * math.pi)) + 0.5 * (2 * step).log().sum()  # -E log m forward
+        value = (
+            value + 0.5 * LATENT_DIM * (1 + math.log(2 * math.pi)) + 0.5 * (2 * step).log().sum()
+        )  # -E log m forward
         if backward_scale is None:  # reverse residual z_{k-1} - z_k - step * score(z_k)
             back = torch.eye(LATENT_DIM) - move @ move
             residual_mean = back @ mean - move @ drift - drift
@@ -98,9 +100,7 @@ def expectation(monkeypatch):
         initial_noise, step_noise = slices[0], iter(slices[1:])
         monkeypatch.setattr(bridge_module, "draw", lambda q, shape, source: q.mean + q.stddev * initial_noise)
         monkeypatch.setattr(kernels_module, "standard_normal", lambda like, source: next(step_noise))
-        objective = mcvae.AnnealedEstimator(
-            kernel, Given(p.betas), Given(p.log_step.exp()), num_samples=2 * num_noise
-        )
+        objective = mcvae.AnnealedEstimator(kernel, Given(p.betas), Given(p.log_step.exp()), num_samples=2 * num_noise)
         return objective(model_bridge(p))
 
     return run
@@ -174,4 +174,3 @@ def test_a_backward_density_of_noise_is_rejected(expectation):
     assert (estimate.bound + constant - exact).abs() > 1
     wrong = gradients(-estimate.loss.sum() + constant, p)
     assert (wrong[-2] - gradients(exact, p)[-2]).abs().max() > 0.1  # the step size's gradient is off
-

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from support import LOG_Z, generator, skewed_log_joint, standard_errors_off, wide_initial
 from torch import nn
 from torch.distributions import AffineTransform, ComposeTransform, TanhTransform
 
 import mcvae
 from mcvae import Hamiltonian, Langevin, RandomWalk, State, Unadjusted
+from support import LOG_Z, generator, skewed_log_joint, standard_errors_off, wide_initial
 
 NUM_STEPS, STEP_SIZE = 3, 0.1
 

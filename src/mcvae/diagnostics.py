@@ -35,7 +35,8 @@ def pareto_k(log_weight: Tensor) -> Tensor:
     """Shape k̂ of a generalised Pareto fitted to the largest weights, `[S, B] -> [B]` (Vehtari et al.).
 
     The tail is the largest min(S/5, 3√S) weights. Below 0.5 the weights have a finite variance and `standard_error`
-    means what it says; above 0.7 neither does. NaN if the tail has fewer than five weights (S < 25).
+    means what it says; above 0.7 neither does. 0 if the tail has no spread, inf if a few weights are all there is, NaN
+    if the tail has fewer than five weights (S < 25).
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> light = torch.rand(10_000, 1, generator=generator)
@@ -47,14 +48,20 @@ def pareto_k(log_weight: Tensor) -> Tensor:
     if tail < 5:
         return torch.full_like(log_weight[0], torch.nan)
     ordered = (log_weight - log_weight.amax(0)).exp().sort(0).values
-    cutoff = ordered[-tail - 1]
-    return _fit_generalised_pareto(ordered[-tail:] - cutoff)
+    excess = ordered[-tail:] - ordered[-tail - 1]
+    degenerate = torch.where(excess[-1] > 0, torch.inf, 0.0)
+    return torch.where(excess[_quartile(tail)] > 0, _fit_generalised_pareto(excess), degenerate)
+
+
+def _quartile(num: int) -> int:
+    """Index of the first quartile of `num` sorted values."""
+    return int(num / 4 + 0.5) - 1
 
 
 def _fit_generalised_pareto(excess: Tensor) -> Tensor:
     """Shape by the empirical Bayes fit of Zhang and Stephens (2009), `[N, B]` sorted -> `[B]`."""
     num = excess.shape[0]
-    largest, quartile = excess[-1], excess[int(num / 4 + 0.5) - 1]
+    largest, quartile = excess[-1], excess[_quartile(num)]
     grid_size = 30 + int(math.sqrt(num))
     grid = torch.arange(1, grid_size + 1, dtype=excess.dtype, device=excess.device).unsqueeze(-1) - 0.5
     theta = 1 / largest + (1 - (grid_size / grid).sqrt()) / (3 * quartile)  # [G, B]

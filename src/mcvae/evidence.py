@@ -168,6 +168,8 @@ def pilot_step_sizes(
         num_chains: pilot chains per datum.
         generator: source of all randomness.
     """
+    if not len(betas):
+        return betas
     if target is None:
         target = 0.8 if isinstance(kernel, MetropolisHastings) else 0.9
     state = State(bridge.sample(num_chains, with_score=kernel.uses_score, generator=generator))
@@ -182,7 +184,7 @@ def pilot_step_sizes(
             state = State(select(usable, transition.state.point, state.point))
             log_step = log_step + gain * (transition.acceptance.mean() - target)
         tuned.append(log_step)
-    return torch.stack(tuned).exp() if tuned else betas
+    return torch.stack(tuned).exp()
 
 
 _PILOT_START = 0.1

@@ -87,7 +87,7 @@ class AcceptanceAdapted(StepSizes):
 
     log_values: Tensor
 
-    def __init__(self, num_steps: int, step_size: float = 0.01, *, target: float = 0.8, rate: float = 0.1):
+    def __init__(self, num_steps: int, step_size: float = 0.01, *, target: float = 0.8, rate: float = 0.3):
         super().__init__()
         self.target, self.rate = _probability(target), rate
         self.register_buffer("log_values", _per_step(num_steps, step_size).log())
@@ -131,7 +131,7 @@ class ScoreScaled(StepSizes):
         step_size: float = 0.01,
         *,
         target: float = 0.9,
-        rate: float = 0.1,
+        rate: float = 0.3,
         memory: float = 0.9,
         epsilon: float = 0.01,
     ):

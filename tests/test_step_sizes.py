@@ -1,0 +1,105 @@
+import pytest
+import torch
+from torch.distributions import Independent, Normal
+
+import mcvae
+from support import generator
+
+STEP_SIZES = {
+    "fixed": lambda: mcvae.Fixed(3, 0.1),
+    "learned": lambda: mcvae.Learned(3, torch.tensor([[0.1, 0.2]])),
+    "acceptance": lambda: mcvae.AcceptanceAdapted(3, 0.1),
+    "score": lambda: mcvae.ScoreScaled(3, latent_dim=2, step_size=0.1),
+}
+
+
+def stretched_bridge(batch=50):
+    """Scales 1 and 0.1: a good step size differs by dimension."""
+    initial = Independent(Normal(torch.zeros(batch, 2), torch.tensor([1.2, 0.12]).expand(batch, 2)), 1)
+    return mcvae.Bridge(initial, lambda z: -0.5 * (z / torch.tensor([1.0, 0.1])).square().sum(-1) - z[..., 0].tanh())
+
+
+def estimator(step_sizes, kernel=None):
+    kernel = kernel if kernel is not None else mcvae.mala()
+    return mcvae.AnnealedEstimator(kernel, mcvae.LinearSchedule(3, interior=True), step_sizes, num_samples=4)
+
+
+@pytest.mark.parametrize("name", STEP_SIZES)
+def test_only_adapt_changes_step_sizes(name):
+    objective = estimator(STEP_SIZES[name]())
+    before = {key: value.clone() for key, value in objective.state_dict().items()}
+    estimate = objective(stretched_bridge())
+    with torch.no_grad():
+        objective(stretched_bridge())
+    objective.eval()(stretched_bridge())
+    assert all(torch.equal(before[key], value) for key, value in objective.state_dict().items())
+    objective.adapt(estimate)
+    changed = any(not torch.equal(before[key], value) for key, value in objective.state_dict().items())
+    assert changed == (name in ("acceptance", "score"))
+
+
+@pytest.mark.parametrize("name", STEP_SIZES)
+def test_everything_adapted_is_in_the_checkpoint(name):
+    first, second = estimator(STEP_SIZES[name]()), estimator(STEP_SIZES[name]())
+    for seed in range(5):
+        first.adapt(first(stretched_bridge(), generator=generator(seed)))
+    second.load_state_dict(first.state_dict())
+    for seed in range(5, 8):
+        for objective in (first, second):
+            objective.adapt(objective(stretched_bridge(), generator=generator(seed)))
+    assert torch.equal(first.step_sizes(), second.step_sizes())
+
+
+@pytest.mark.parametrize("kernel", [mcvae.mala(), mcvae.ula(), mcvae.hmc(3), mcvae.rwm(), mcvae.underdamped(2)])
+def test_acceptance_is_driven_to_the_target(kernel):
+    objective = estimator(mcvae.AcceptanceAdapted(3, 0.5, target=0.7), kernel)
+    acceptance = []
+    for seed in range(150):
+        estimate = objective(stretched_bridge(), generator=generator(seed))
+        objective.adapt(estimate)
+        acceptance.append(estimate.trajectory.acceptance.mean(1))
+    assert ((torch.stack(acceptance[50:]).mean(0) - 0.7).abs() < 0.03).all()
+
+
+@pytest.mark.parametrize(("kernel", "target"), [(mcvae.mala(), 0.8), (mcvae.ula(), 0.9)])
+def test_score_scaling_finds_acceptance_and_shape(kernel, target):
+    objective = estimator(mcvae.ScoreScaled(3, latent_dim=2, target=target), kernel)
+    for seed in range(200):
+        objective.adapt(objective(stretched_bridge(), generator=generator(seed)))
+    acceptance = objective(stretched_bridge(2000), generator=generator(999)).trajectory.acceptance.mean(1)
+    assert ((acceptance - target).abs() < 0.05).all()
+    ratio = objective.step_sizes()[:, 0] / objective.step_sizes()[:, 1]
+    assert (ratio > 4).all()  # the wide dimension gets the longer step
+
+
+def test_score_scaling_is_the_papers_rule():
+    steps = mcvae.ScoreScaled(1, latent_dim=2, step_size=0.2, target=0.9, rate=0.0, epsilon=0.01)
+    trajectory = mcvae.Trajectory(
+        torch.zeros(4, 3), torch.zeros(4, 3), None, torch.full((1, 3), 0.5), torch.tensor([[2.0, 0.0]]), None
+    )
+    steps.update(trajectory)
+    expected = 0.9 * 0.2 + 0.1 * 0.2 / (0.01 + torch.tensor([[2.0, 0.0]]))
+    torch.testing.assert_close(steps(), expected)
+
+
+def test_score_std_is_the_spread_of_the_joints_score_over_samples_and_batch():
+    bridge = stretched_bridge(30)
+    state = mcvae.State(bridge.sample(7, generator=generator()))
+    trajectory = mcvae.anneal(bridge, state, mcvae.ula(), [0.5, 1.0], [0.001, 0.001])
+    expected = state.point.score_p.reshape(-1, 2).std(0, correction=0)
+    torch.testing.assert_close(trajectory.score_std[0], expected)
+
+
+def test_learned_step_sizes_get_a_gradient():
+    objective = estimator(mcvae.Learned(3, 0.05), mcvae.ula())
+    objective(stretched_bridge()).loss.mean().backward()
+    assert objective.step_sizes.log_values.grad.abs().min() > 0
+
+
+def test_shapes():
+    assert mcvae.Fixed(3, 0.1)().shape == (3,)
+    assert mcvae.Fixed(3, torch.tensor([0.1, 0.2, 0.3]))().tolist() == [0.1, 0.2, 0.3]
+    assert mcvae.Fixed(3, torch.ones(1, 2))().shape == (3, 2)
+    assert mcvae.Fixed(3, torch.ones(3, 2))().shape == (3, 2)
+    assert mcvae.Fixed(0)().shape == (0,)
+    assert mcvae.ScoreScaled(0, 5)().shape == (0, 5)
