@@ -138,7 +138,7 @@ def test_the_sandwich_holds_the_evidence_of_ppca(name):
 def test_the_sandwich_closes_with_more_temperatures():
     bridge, z, truth = ppca_problem()
     tighter = mcvae.sandwich_log_evidence(bridge.log_joint, bridge.initial, z, num_steps=200, generator=generator())
-    assert tighter.gap.mean().abs() < 0.15
+    assert tighter.gap.mean().abs() < 0.3
     assert (tighter.lower - truth).mean().abs() < 0.15
 
 

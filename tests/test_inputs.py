@@ -160,7 +160,7 @@ def test_one_sample_with_leave_one_out(bridge):
         (lambda: mcvae.Fixed(2, torch.ones(3)), r"with K = 2, got \[3\]"),
         (
             lambda: mcvae.AcceptanceAdapted(2, target=1.5),
-            "target acceptance must lie strictly between 0 and 1, got 1.5",
+            "strictly between 0 and 1, got 1.5",
         ),
         (lambda: mcvae.SigmoidSchedule(3, delta=0.0), "delta must be positive, got 0.0"),
         (lambda: mcvae.FixedSchedule(torch.zeros(2, 2)), r"shape \[K\], got \[2, 2\]"),

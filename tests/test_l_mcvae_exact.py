@@ -1,7 +1,8 @@
 """On a linear-Gaussian model the Langevin chain is Gaussian, so the L-MCVAE bound and its gradient have closed forms.
 
 The log-weight is a quadratic function of the noise, and the 2n points ±√n e_i integrate quadratics exactly: fed with
-those points as noise, the estimator's mean *is* its expectation, and is compared to the closed form without Monte Carlo.
+those points as noise, the estimator's mean *is* its expectation, and no Monte Carlo error stands between it and the
+closed form.
 """
 
 import math
