@@ -1,4 +1,5 @@
 import math
+import pickle
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ def test_every_recipe_is_a_lower_bound(recipe):
         "iwae": lambda: mcvae.recipes.iwae(5),
         "l_mcvae": lambda: mcvae.recipes.l_mcvae(4, latent_dim=2, step_sizes=mcvae.Fixed(4, 0.05)),
         "a_mcvae": lambda: mcvae.recipes.a_mcvae(4, latent_dim=2, step_sizes=mcvae.Fixed(4, 0.3)),
-        "uha": lambda: mcvae.recipes.uha(4, step_sizes=mcvae.Fixed(4, 0.3)),
-        "ais_hmc": lambda: mcvae.recipes.ais_hmc(4, step_sizes=mcvae.Fixed(4, 0.3)),
+        "uha": lambda: mcvae.recipes.uha(4, latent_dim=2, step_sizes=mcvae.Fixed(4, 0.3)),
+        "ais_hmc": lambda: mcvae.recipes.ais_hmc(4, latent_dim=2, step_sizes=mcvae.Fixed(4, 0.3)),
     }[recipe]()
     bounds = replicates(objective, 4000)
     gap = LOG_Z - bounds.mean(0)
@@ -61,12 +62,32 @@ def replicates(objective, number):
         return objective(bridge, generator=generator()).bound.reshape(number, 2)
 
 
+@pytest.mark.parametrize("control_variate", [mcvae.leave_one_out, mcvae.none])
+@pytest.mark.parametrize("bound", [mcvae.elbo, mcvae.iwae, mcvae.renyi(0.5)])
+@pytest.mark.parametrize("dead", [1, 2, 3])
+def test_weights_of_zero_leave_no_nan_in_gradients(dead, bound, control_variate):
+    log_weight = torch.tensor([[-torch.inf]] * dead + [[0.3 * k] for k in range(3 - dead)], requires_grad=True)
+    log_accept = torch.zeros(3, 1, requires_grad=True)
+    trajectory = mcvae.Trajectory(log_weight, log_accept, None, None, None, None)
+    mcvae.surrogate(trajectory, bound, control_variate).sum().backward()
+    assert log_weight.grad.isfinite().all()
+    assert log_accept.grad.isfinite().all()
+
+
+def test_bounds_can_be_pickled():
+    for bound in (mcvae.elbo, mcvae.iwae, mcvae.renyi(0.3)):
+        restored = pickle.loads(pickle.dumps(bound))
+        torch.testing.assert_close(restored(LOG_WEIGHT), bound(LOG_WEIGHT))
+    assert "renyi(0.3)" in repr(mcvae.recipes.l_mcvae(2, 2, bound=mcvae.renyi(0.3)))
+
+
 def test_the_bound_carries_no_gradient_and_the_loss_does():
     loc = torch.zeros(2, 2, requires_grad=True)
     initial = torch.distributions.Independent(torch.distributions.Normal(loc, torch.ones(2, 2)), 1)
     estimate = mcvae.recipes.a_mcvae(2, latent_dim=2)(mcvae.Bridge(initial, skewed_log_joint))
     assert not estimate.bound.requires_grad
     assert estimate.loss.requires_grad
+    torch.testing.assert_close(estimate.loss.detach(), -estimate.bound)
     torch.testing.assert_close(estimate.bound, mcvae.elbo(estimate.trajectory.log_weight).detach())
 
 

@@ -176,7 +176,45 @@ def test_the_ring_model():
     sandwich = mcvae.sandwich_log_evidence(bridge.log_joint, prior, z, num_samples=400, generator=generator())
     truth = ring.log_evidence(x).detach()
     assert ((sandwich.lower - truth).abs() < 5 * sandwich.forward.standard_error + 0.01).all()
-    assert ((sandwich.upper - truth).abs() < 5 * sandwich.reverse.standard_error + 0.1).all()
+    assert ((sandwich.upper - truth).abs() < 0.5).all()
+    assert sandwich.reverse.standard_error.isnan().all()  # one posterior sample: no independent chains
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_defaults_survive_a_bounded_support(name):
+    """Half of the chains start where the density vanishes: they cannot move and must not mislead the pilot."""
+    evidence = mcvae.estimate_log_evidence(
+        lambda z: torch.where((z > 0).all(-1), -0.5 * z.square().sum(-1), -torch.inf),
+        Independent(Normal(torch.zeros(1, 1), torch.ones(1, 1)), 1),
+        kernel=KERNELS[name](),
+        num_steps=10,
+        num_samples=4000,
+        generator=generator(),
+    )
+    truth = 0.5 * math.log(math.pi / 2)
+    assert abs(evidence.log_evidence.item() - truth) < 5 * evidence.standard_error.item()
+    assert evidence.standard_error.item() < 0.1
+
+
+def test_the_pilot_tunes_every_datum():
+    """Posterior scales from 1 to 0.001: a single step size would move one datum only."""
+    scale = torch.tensor([1.0, 0.1, 0.01, 0.001]).unsqueeze(-1)
+    initial = Independent(Normal(torch.zeros(4, 3), (2 * scale).expand(4, 3)), 1)
+    evidence = mcvae.estimate_log_evidence(
+        lambda z: -0.5 * (z / scale).square().sum(-1), initial, generator=generator()
+    )
+    assert evidence.step_sizes.shape == (100, 4, 1)
+    assert ((evidence.acceptance - 0.8).abs() < 0.1).all()
+    assert (evidence.standard_error < 0.15).all()
+
+
+def test_the_pilot_moves_as_the_run_will():
+    """From a far too wide start a quartic density makes long steps diverge; the pilot must meet that, too."""
+    initial = Independent(Normal(torch.zeros(1, 5), torch.full((1, 5), 3.0)), 1)
+    evidence = mcvae.estimate_log_evidence(lambda z: -(z**4).sum(-1), initial, generator=generator())
+    truth = 5 * math.log(2 * math.gamma(1.25))
+    assert abs(evidence.acceptance.item() - 0.8) < 0.1
+    assert abs(evidence.log_evidence.item() - truth) < 1
 
 
 def test_diverging_chains_are_counted_and_keep_their_place():

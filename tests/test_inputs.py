@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.distributions import Bernoulli, Categorical, Independent, MixtureSameFamily, Normal
+from torch.distributions import Bernoulli, Categorical, Gamma, Independent, MixtureSameFamily, Normal, Uniform
 
 import mcvae
 from mcvae import State
@@ -28,6 +28,8 @@ def bridge():
         (Independent(Normal(torch.zeros(3, 4, 5), 1.0), 2), ValueError, "Flatten the latent"),
         (Independent(Bernoulli(torch.full((3, 2), 0.5)), 1), ValueError, r"continuous, got Independent\(Bernoulli\)"),
         (quadratic, TypeError, "unnormalised density belongs in log_joint"),
+        (Independent(Gamma(torch.ones(3, 2), 1.0), 1), ValueError, "positive on all of R.D, got Independent.Gamma"),
+        (Independent(Uniform(torch.zeros(3, 2), 1.0), 1), ValueError, "Change variables"),
     ],
 )
 def test_initial_distribution(initial, error, message):
@@ -195,14 +197,23 @@ def test_a_point_without_score(bridge):
         bridge.score(point, 0.5)
 
 
-def test_score_scaled_step_sizes_need_scores_and_a_spread(bridge):
+def test_score_scaled_step_sizes_need_scores(bridge):
     steps = mcvae.ScoreScaled(1, latent_dim=2)
     objective = mcvae.AnnealedEstimator(mcvae.rwm(), mcvae.LinearSchedule(1), steps, num_samples=2)
-    with pytest.raises(ValueError, match="a kernel without scores. Use AcceptanceAdapted"):
+    with pytest.raises(ValueError, match="this kernel computes none. Use AcceptanceAdapted"):
         objective.adapt(objective(bridge))
+
+
+def test_a_last_batch_of_one_chain_is_no_reason_to_stop():
     objective = mcvae.recipes.l_mcvae(1, latent_dim=2)
-    with pytest.raises(ValueError, match="at least two chains"):
-        objective.adapt(objective(mcvae.Bridge(ONE, quadratic)))
+    before = objective.step_sizes().clone()
+    objective.adapt(objective(mcvae.Bridge(ONE, quadratic)))
+    assert torch.equal(objective.step_sizes(), before)
+
+
+def test_a_fixed_initial_without_reparameterised_samples_is_fine():
+    mixture = MixtureSameFamily(Categorical(torch.ones(1, 2)), Independent(Normal(torch.zeros(1, 2, 1), 1.0), 1))
+    assert mcvae.recipes.l_mcvae(2, latent_dim=1)(mcvae.Bridge(mixture, quadratic)).bound.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -215,12 +226,42 @@ def test_score_scaled_step_sizes_need_scores_and_a_spread(bridge):
             r"has shape \[12\], got \[12, 2\]. Wrap it in torch.distributions.Independent\(distribution, 1\)",
         ),
         (lambda x: x, lambda z: Independent(Normal(z, 1.0), 1), "got Tensor"),
+        (lambda x: Independent(Normal(x, torch.ones_like(x)), 1), lambda z: z, "the decoder must return .* got Tensor"),
     ],
 )
 def test_encoder_and_decoder(encoder, decoder, message):
     model = mcvae.LatentVariableModel(encoder, decoder)
     with pytest.raises((ValueError, TypeError), match=message):
         mcvae.recipes.vae(4)(model.bridge(torch.zeros(3, 2)))
+
+
+def test_a_prior_that_is_not_over_one_latent():
+    encoder, decoder = lambda x: Independent(Normal(x, 1.0), 1), lambda z: Independent(Normal(z, 1.0), 1)
+    model = mcvae.LatentVariableModel(encoder, decoder, prior=Normal(torch.zeros(2), 1.0))
+    with pytest.raises(ValueError, match=r"the prior must be over one latent.* event shape \[2\]"):
+        mcvae.recipes.vae()(model.bridge(torch.zeros(3, 2)))
+
+
+def test_step_sizes_for_another_dimension(bridge):
+    with pytest.raises(ValueError, match=r"do not fit latents .* check latent_dim"):
+        mcvae.recipes.l_mcvae(2, latent_dim=7)(bridge)
+
+
+def test_a_point_or_a_number_where_more_is_needed(bridge):
+    with pytest.raises(TypeError, match="starts from a State, got Point. Wrap"):
+        mcvae.anneal(bridge, bridge.sample(3), mcvae.ula(), [0.5], [0.1])
+    with pytest.raises(ValueError, match="expected as many kernels as temperatures"):
+        mcvae.anneal(bridge, State(bridge.sample(3)), mcvae.ula(), 0.5, 0.1)
+    with pytest.raises(TypeError, match="Call a shorthand to build it"):
+        mcvae.estimate_log_evidence(quadratic, ONE, kernel=mcvae.hmc)
+    with pytest.raises(TypeError, match="integer"):
+        mcvae.LinearSchedule(2.5)
+    mcvae.anneal(bridge, State(bridge.sample(3)), mcvae.ula(), [0.2, 0.5], 0.1)  # one step size for all is fine
+
+
+def test_a_posterior_sample_that_cannot_be_one():
+    with pytest.raises(ValueError, match="not finite at posterior_sample"):
+        mcvae.sandwich_log_evidence(quadratic, ONE, torch.full((1, 2), torch.nan), num_steps=2, step_size=0.1)
 
 
 def test_simulating_a_model_that_does_not_know_its_latent_dimension():

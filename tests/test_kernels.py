@@ -9,7 +9,7 @@ from torch.distributions import Independent, Normal
 import mcvae
 from mcvae import Hamiltonian, Langevin, RandomWalk, State
 from mcvae.kernels import _log1mexp
-from support import generator, skewed_log_joint, wide_initial
+from support import generator, skewed_log_joint, standard_errors_off, wide_initial
 
 BETA = torch.tensor(0.6)
 
@@ -189,6 +189,58 @@ def test_rejected_proposals_leave_no_nan_in_gradients(kernel, step_size, path):
     assert estimate.bound.isfinite().all()
     for tensor in (loc, *objective.parameters()):
         assert tensor.grad.isfinite().all()
+
+
+def square_root(z):
+    return (4 - z.square()).sqrt().sum(-1)
+
+
+def square_root_or_nothing(z):
+    return torch.where(z.abs() < 2, (4 - z.square()).sqrt(), -torch.inf).sum(-1)
+
+
+@pytest.mark.parametrize("log_joint", [square_root, square_root_or_nothing])
+@pytest.mark.parametrize("kernel", [mcvae.mala(), mcvae.mala(mcvae.barker), mcvae.hmc(2), mcvae.rwm()])
+def test_a_model_without_a_derivative_where_a_proposal_landed_leaves_no_nan_in_gradients(kernel, log_joint):
+    loc, exponent = torch.zeros(3, 1, requires_grad=True), torch.tensor(1.0, requires_grad=True)
+    bridge = mcvae.Bridge(Independent(Normal(loc, 0.3 * torch.ones(3, 1)), 1), lambda z: exponent * log_joint(z))
+    objective = mcvae.AnnealedEstimator(
+        kernel, mcvae.LearnedSchedule(2, interior=True), mcvae.Learned(2, 2.0), num_samples=64
+    )
+    estimate = objective(bridge, generator=generator())
+    estimate.loss.sum().backward()
+    assert estimate.bound.isfinite().all()
+    for tensor in (loc, exponent, *objective.parameters()):
+        assert tensor.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("step_size", [10.0, 100.0, 1e4])
+def test_a_decoder_that_overflows_where_a_proposal_landed_is_a_rejection(step_size, dtype):
+    """Its scale becomes 0, inf or NaN, which torch's validation would turn into an exception."""
+    torch.set_default_dtype(dtype)
+    torch.manual_seed(0)
+    validation = torch.distributions.Distribution._validate_args
+    mean, log_scale = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    decoder = lambda z: Independent(Normal(mean(z), log_scale(z).exp()), 1)
+    encoder = lambda x: Independent(Normal(x[:, :2], torch.ones(len(x), 2)), 1)
+    objective = mcvae.recipes.a_mcvae(2, latent_dim=2, step_sizes=mcvae.Fixed(2, step_size))
+    estimate = objective(mcvae.LatentVariableModel(encoder, decoder).bridge(torch.randn(8, 3)))
+    assert estimate.bound.isfinite().all()
+    assert torch.distributions.Distribution._validate_args == validation
+
+
+def test_the_mixture_path_where_both_densities_vanish():
+    """At β = 1 outside the support of p the bridge is 0; unadjusted chains that pass there keep their weight."""
+    half_normal = lambda z: torch.where(
+        z[..., 0] > 0, math.log(2) - 0.5 * z[..., 0].square() - 0.5 * math.log(2 * math.pi), -torch.inf
+    )
+    bridge = mcvae.Bridge(Independent(Normal(torch.ones(1, 1), torch.ones(1, 1)), 1), half_normal, mcvae.MixturePath())
+    with torch.no_grad():
+        state = State(bridge.sample(100_000, generator=generator()))
+        trajectory = mcvae.anneal(bridge, state, mcvae.ula(), [0.3, 1.0, 1.0], 0.2, generator=generator(1))
+    assert not trajectory.nonfinite.any()
+    assert standard_errors_off(trajectory.log_weight.exp(), 1.0) < 5
 
 
 def test_vanishing_density_outside_the_support_leaves_no_nan_in_gradients():

@@ -12,8 +12,8 @@ OBJECTIVES = {
     "iwae": lambda: mcvae.recipes.iwae(5),
     "l_mcvae": lambda: mcvae.recipes.l_mcvae(3, latent_dim=2, schedule=mcvae.SigmoidSchedule),
     "a_mcvae": lambda: mcvae.recipes.a_mcvae(3, latent_dim=2, schedule=mcvae.LearnedSchedule),
-    "uha": lambda: mcvae.recipes.uha(3),
-    "ais_hmc": lambda: mcvae.recipes.ais_hmc(3),
+    "uha": lambda: mcvae.recipes.uha(3, latent_dim=2),
+    "ais_hmc": lambda: mcvae.recipes.ais_hmc(3, latent_dim=2),
 }
 
 

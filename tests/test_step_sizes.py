@@ -90,6 +90,25 @@ def test_score_std_is_the_spread_of_the_joints_score_over_samples_and_batch():
     torch.testing.assert_close(trajectory.score_std[0], expected)
 
 
+@pytest.mark.parametrize("name", ["acceptance", "score"])
+def test_adapting_before_the_backward_pass_is_harmless(name):
+    loc = torch.zeros(10, 2, requires_grad=True)
+    bridge = mcvae.Bridge(Independent(Normal(loc, torch.ones(10, 2)), 1), lambda z: -z.square().sum(-1))
+    objective = estimator(STEP_SIZES[name](), mcvae.ula())
+    estimate = objective(bridge)
+    objective.adapt(estimate)
+    estimate.loss.sum().backward()
+    assert loc.grad.isfinite().all()
+
+
+def test_vectors_adapt_to_the_acceptance_of_their_step():
+    steps = mcvae.AcceptanceAdapted(2, torch.full((2, 2), 0.1), target=0.5)
+    acceptance = torch.tensor([[1.0], [0.0]])
+    steps.update(mcvae.Trajectory(torch.zeros(1, 1), torch.zeros(1, 1), None, acceptance, None, None))
+    assert (steps()[0] > 0.1).all()
+    assert (steps()[1] < 0.1).all()
+
+
 def test_learned_step_sizes_get_a_gradient():
     objective = estimator(mcvae.Learned(3, 0.05), mcvae.ula())
     objective(stretched_bridge()).loss.mean().backward()

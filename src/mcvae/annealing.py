@@ -25,7 +25,8 @@ class Trajectory(NamedTuple):
     state: State
     """The last state z_K."""
     acceptance: Tensor
-    """Acceptance per step and datum, averaged over samples, `[K, B]`; hypothetical for unadjusted kernels."""
+    """Acceptance per step and datum, averaged over the chains inside the support, `[K, B]`; hypothetical for
+    unadjusted kernels."""
     score_std: Tensor | None
     """Standard deviation of ∇ log p over samples and batch, before each step, `[K, D]`; None without scores."""
     nonfinite: Tensor
@@ -50,7 +51,7 @@ def anneal(
         state: exact samples of γ_start, usually `State(bridge.sample(num_samples))`.
         kernels: K kernels, or one for all steps.
         betas: the temperature of each kernel, `[K]`, monotone between `start` and `end`.
-        step_sizes: the step size of each kernel, `[K]` or `[K, D]` (or anything that broadcasts against the latents).
+        step_sizes: the step size of each kernel: one for all, `[K]`, `[K, D]`, or `[K, B, 1]` for one per datum.
         start: temperature that `state` was drawn from; 1, with decreasing `betas` and `end=0`, is reverse AIS.
         end: temperature whose density closes the weight.
         generator: source of all randomness; the global stream if None.
@@ -63,51 +64,56 @@ def anneal(
     >>> trajectory.log_weight.shape
     torch.Size([8, 1])
     """
+    if not isinstance(state, State):
+        raise TypeError(f"anneal starts from a State, got {type(state).__name__}. Wrap a Point: State(point).")
     z = state.point.z
     betas = torch.as_tensor(betas, dtype=z.dtype, device=z.device)
     step_sizes = torch.as_tensor(step_sizes, dtype=z.dtype, device=z.device)
-    kernels = [kernels] * len(betas) if isinstance(kernels, Kernel) else list(kernels)
-    _check_steps(kernels, betas, step_sizes, start, end)
-    total = _accumulator(z)
-    log_weight = -bridge.log_density(state.point, start).to(total)
+    step_sizes = step_sizes.expand(betas.shape) if step_sizes.dim() == 0 else step_sizes
+    kernels = [kernels] * betas.numel() if isinstance(kernels, Kernel) else list(kernels)
+    _check_steps(z, kernels, betas, step_sizes, start, end)
+    log_weight = -bridge.log_density(state.point, start)
     log_accept = torch.zeros_like(log_weight)
     nonfinite = log_weight.isnan()
     acceptance, score_std = [], []
     for kernel, beta, step_size in zip(kernels, betas, step_sizes, strict=True):
+        alive = state.point.log_p > -torch.inf  # others cannot move, and have no weight
         if state.point.score_p is not None:
             score_std.append(state.point.score_p.detach().std((0, 1), correction=0))
         state, log_ratio, log_accept_k, alpha, failed = kernel(bridge, state, beta, step_size, generator=generator)
         broken = log_ratio.isnan()
         nonfinite = nonfinite | broken if failed is None else nonfinite | broken | failed
-        log_weight = log_weight + torch.where(broken, -torch.inf, log_ratio).to(total)
-        log_accept = log_accept + log_accept_k.to(total)
-        acceptance.append(alpha.mean(0))
-    log_weight = log_weight + bridge.log_density(state.point, end).to(total)
+        log_weight = log_weight + torch.where(broken, -torch.inf, log_ratio)
+        log_accept = log_accept + log_accept_k
+        acceptance.append((alpha * alive).sum(0) / alive.sum(0).clamp(min=1))
+    log_weight = log_weight + bridge.log_density(state.point, end)
     return Trajectory(
         log_weight=torch.where(log_weight.isnan(), -torch.inf, log_weight),
         log_accept=log_accept,
         state=state,
-        acceptance=torch.stack(acceptance) if acceptance else z.new_zeros(0, z.shape[1]),
+        acceptance=torch.stack(acceptance) if acceptance else log_weight.new_zeros(0, z.shape[1]),
         score_std=torch.stack(score_std) if len(score_std) == len(kernels) > 0 else None,
         nonfinite=nonfinite | log_weight.isnan(),
     )
 
 
-def _accumulator(z: Tensor) -> torch.dtype:
-    """Weights are sums of large terms that nearly cancel: float64, except on Apple GPUs, which have none."""
-    return torch.float32 if z.device.type == "mps" else torch.float64
-
-
-def _check_steps(kernels: Sequence[Kernel], betas: Tensor, step_sizes: Tensor, start: float, end: float) -> None:
+def _check_steps(
+    z: Tensor, kernels: Sequence[Kernel], betas: Tensor, step_sizes: Tensor, start: float, end: float
+) -> None:
     if betas.dim() != 1 or not len(kernels) == len(betas) == len(step_sizes):
         raise ValueError(
             f"expected as many kernels as temperatures [K] and step sizes [K] or [K, D], got {len(kernels)} kernels, "
             f"temperatures {list(betas.shape)} and step sizes {list(step_sizes.shape)}."
         )
-    ladder = torch.cat([betas.new_tensor([start]), betas.detach(), betas.new_tensor([end])])
-    steps = ladder.diff() * (1 if end >= start else -1)
-    if not bool((steps >= 0).all() & (step_sizes > 0).all()):
+    if any(size not in (1, full) for size, full in zip(step_sizes.shape[:0:-1], z.shape[::-1], strict=False)):
         raise ValueError(
-            f"temperatures must move monotonically from start={start} to end={end}, and step sizes must be positive; "
-            f"got temperatures {betas.tolist()} and step sizes {step_sizes.tolist()}."
+            f"step sizes {list(step_sizes.shape)} do not fit latents [S, B, D] = {list(z.shape)}. One per dimension "
+            f"has shape [K, {z.shape[-1]}]; check latent_dim."
         )
+    ladder = torch.cat([betas.new_tensor([start]), betas.detach(), betas.new_tensor([end])])
+    if not bool((ladder.diff() * (1 if end >= start else -1) >= 0).all()):
+        raise ValueError(
+            f"temperatures must move monotonically from start={start} to end={end}, got temperatures {betas.tolist()}."
+        )
+    if not bool((step_sizes > 0).all()):
+        raise ValueError(f"step sizes must be positive, got {step_sizes.tolist()}.")

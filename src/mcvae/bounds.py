@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,7 +33,9 @@ def iwae(log_weight: Tensor) -> Tensor:
     >>> iwae(torch.tensor([[0.5], [0.5]]))
     tensor([0.5000])
     """
-    return log_weight.logsumexp(0) - math.log(log_weight.shape[0])
+    vanishes = (log_weight == -torch.inf).all(0)  # whose logsumexp would have a NaN gradient
+    log_sum = torch.where(vanishes, 0.0, log_weight).logsumexp(0)
+    return torch.where(vanishes, -torch.inf, log_sum) - math.log(log_weight.shape[0])
 
 
 def renyi(alpha: float) -> Bound:
@@ -44,20 +47,25 @@ def renyi(alpha: float) -> Bound:
     >>> renyi(0.0)(torch.tensor([[0.5], [0.5]]))
     tensor([0.5000])
     """
-    if alpha == 1:
-        return elbo
+    return elbo if alpha == 1 else _Renyi(alpha)
 
-    def bound(log_weight: Tensor) -> Tensor:
-        return iwae((1 - alpha) * log_weight) / (1 - alpha)
 
-    bound.__name__ = f"renyi({alpha})"
-    return bound
+@dataclass(frozen=True)
+class _Renyi:
+    alpha: float
+
+    def __call__(self, log_weight: Tensor) -> Tensor:
+        return iwae((1 - self.alpha) * log_weight) / (1 - self.alpha)
+
+    def __repr__(self) -> str:
+        return f"renyi({self.alpha})"
 
 
 def leave_one_out(bound: Bound, log_weight: Tensor) -> Tensor:
     """The bound with sample i replaced by the mean log-weight of the others.
 
     For `elbo` this is the paper's control variate W̃_{n,i} (Section 3.2); for `iwae` it is VIMCO (Mnih and Rezende).
+    Weights of 0 do not enter the mean.
     """
     num_samples = log_weight.shape[0]
     if num_samples < 2:
@@ -65,8 +73,9 @@ def leave_one_out(bound: Bound, log_weight: Tensor) -> Tensor:
             "the control variate leave_one_out compares samples with each other and needs num_samples >= 2, got "
             f"{num_samples}. Raise num_samples, or choose control_variate=mcvae.none."
         )
-    rest = torch.where(_identity(log_weight), 0.0, log_weight.unsqueeze(1))
-    return _replaced(bound, log_weight, rest.sum(0) / (num_samples - 1))
+    others = ~_identity(log_weight) & log_weight.isfinite().unsqueeze(1)  # [S, i, B]
+    total = torch.where(others, log_weight.unsqueeze(1), 0.0).sum(0)
+    return _replaced(bound, log_weight, total / others.sum(0).clamp(min=1))
 
 
 def none(bound: Bound, log_weight: Tensor) -> Tensor:
@@ -87,12 +96,14 @@ def _identity(log_weight: Tensor) -> Tensor:
 def surrogate(trajectory: Trajectory, bound: Bound = elbo, control_variate: ControlVariate = leave_one_out) -> Tensor:
     """What `backward()` must see, `[B]`: its gradient is unbiased for that of E[bound].
 
-    The gradient is pathwise through the log-weights, plus REINFORCE for the accept/reject decisions,
-    [W − W̃] ∇log A of eq. (grad_elbo_ais_cv). Its value is not the bound; `Estimate.bound` is.
+    Its value is the bound. Its gradient is pathwise through the log-weights, plus REINFORCE for the accept/reject
+    decisions, [W − W̃] ∇log A of eq. (grad_elbo_ais_cv).
     """
     value = bound(trajectory.log_weight)
     if not trajectory.log_accept.requires_grad:  # no decisions, or no gradient asked for
         return value
     with torch.no_grad():
         signal = value - control_variate(bound, trajectory.log_weight)
-    return value + (signal * trajectory.log_accept).sum(0)
+        signal = torch.where(signal.isfinite(), signal, 0.0)  # a bound of -inf has no gradient to estimate
+    score = trajectory.log_accept - trajectory.log_accept.detach()  # value 0, gradient ∇log A
+    return value + (signal * score).sum(0)

@@ -1,12 +1,13 @@
 """The bridge γ_0 = q, …, γ_K = p(x, ·), and the one place where a model is evaluated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, constraints
 
 from mcvae.paths import GeometricPath, Path
 from mcvae.randomness import draw
@@ -60,6 +61,17 @@ def select(mask: Tensor, chosen: Point, otherwise: Point) -> Point:
     )
 
 
+def _detached(point: Point) -> Point:
+    z, log_q, log_p, score_q, score_p = point
+    return Point(
+        z.detach(),
+        log_q.detach(),
+        log_p.detach(),
+        None if score_q is None else score_q.detach(),
+        None if score_p is None else score_p.detach(),
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Bridge:
     """The sequence of densities from `initial` to `log_joint` along `path`.
@@ -76,8 +88,8 @@ class Bridge:
     >>> bridge = Bridge(initial, lambda z: -(z - 1).square().sum(-1))
     >>> with torch.no_grad():
     ...     point = bridge.evaluate(torch.zeros(1, 1, 2))
-    >>> bridge.log_density(point, 1.0)
-    tensor([[-2.]])
+    >>> bridge.log_density(point, 1.0).item()
+    -2.0
     >>> bridge.score(point, 0.5)
     tensor([[[1., 1.]]])
     """
@@ -94,13 +106,17 @@ class Bridge:
         """Draw `num_samples` latents per datum from q and evaluate them."""
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
-        point = self.evaluate(draw(self.initial, (num_samples,), generator), with_score=with_score)
-        if not self.initial.has_rsample and point.log_q.requires_grad:
+        z = draw(self.initial, (num_samples,), generator)
+        z = z.to(torch.promote_types(z.dtype, torch.float32))  # a chain in half precision forgets its small steps
+        if generator is not None and generator.device.type != z.device.type:
+            raise ValueError(f"the generator is on {generator.device}, but latents are on {z.device}.")
+        if torch.is_grad_enabled() and not self.initial.has_rsample and self.initial.log_prob(z).requires_grad:
             raise ValueError(
                 f"{_name(self.initial)} has learnable parameters but no reparameterised sampler (has_rsample is "
                 "False), so its gradient would be wrong. Use a reparameterised distribution (a Gaussian, a flow), "
                 "or wrap the call in torch.no_grad() if you need values only."
             )
+        point = self._evaluate(z, with_score, None)
         broken = int(point.log_p.isnan().sum())
         if broken:
             raise ValueError(
@@ -110,31 +126,63 @@ class Bridge:
             )
         return point
 
-    def evaluate(self, z: Tensor, *, with_score: bool = True) -> Point:
+    def evaluate(self, z: Tensor, *, with_score: bool = True, fallback: Tensor | None = None) -> Point:
         """Evaluate both endpoint densities, and their scores, at latents `[S, B, D]`.
 
         Differentiable to second order while gradients are enabled; under `torch.no_grad()` no graph is kept.
+
+        Args:
+            z: the latents.
+            with_score: whether to compute scores.
+            fallback: latents where the model is known to be well behaved, such as those a proposal started from. If
+                some rows fail while gradients are enabled, the model is evaluated once more with those rows replaced,
+                because the gradient of a failed row is NaN even where it is multiplied by 0.
         """
         batch, latent = self.initial.batch_shape[0], self.initial.event_shape[0]
         if z.dim() != 3 or z.shape[1:] != (batch, latent):
             raise ValueError(f"latents must have shape [S, B, D] = [S, {batch}, {latent}], got {list(z.shape)}.")
-        limit = torch.finfo(z.dtype).max ** 0.25  # beyond this a quartic log density, or a squared one, overflows
-        inside = (z.abs() <= limit).all(-1)  # False for NaN
-        z = torch.where(inside.unsqueeze(-1), z, 0.0)
+        with _unvalidated_distributions():
+            return self._evaluate(z, with_score, fallback)
+
+    def _evaluate(self, z: Tensor, with_score: bool, fallback: Tensor | None) -> Point:
+        largest = torch.finfo(z.dtype).max
+        inside = (z.abs() <= largest**0.25).all(-1)  # beyond, a quartic log density overflows; False for NaN
+        refuge = torch.zeros_like(z) if fallback is None else fallback.detach()
+        z = torch.where(inside.unsqueeze(-1), z, refuge)
+        point = self._attempt(z, with_score)
+        vanishes = (point.log_q == -torch.inf) | (point.log_p == -torch.inf)
+        smooth = torch.ones_like(inside)
+        if point.score_q is not None and point.score_p is not None:
+            smooth = ((point.score_q.abs() <= largest**0.5) & (point.score_p.abs() <= largest**0.5)).all(-1)
+        usable = inside & (point.log_q < torch.inf) & (point.log_p < torch.inf) & (smooth | vanishes)
+        clean = usable & smooth & (point.log_q > -(largest**0.5)) & (point.log_p > -(largest**0.5))
+        if fallback is not None and torch.is_grad_enabled() and not bool(clean.all()):
+            again = self._attempt(torch.where(clean.unsqueeze(-1), z, refuge), with_score)
+            point = select(clean, again, _detached(point))
+        # Where a density vanishes the drift may be anything finite, as long as both transition densities use the same.
+        steep = ~smooth.unsqueeze(-1)
+        return Point(
+            point.z,
+            torch.where(usable, point.log_q, 0.0),
+            torch.where(usable, point.log_p, torch.nan),
+            None if point.score_q is None else torch.where(steep, 0.0, point.score_q),
+            None if point.score_p is None else torch.where(steep, 0.0, point.score_p),
+        )
+
+    def _attempt(self, z: Tensor, with_score: bool) -> Point:
         log_q, score_q = _value_and_score(self.initial.log_prob, z, with_score, "initial.log_prob")
         log_p, score_p = _value_and_score(self.log_joint, z, with_score, "log_joint")
-        usable = inside & (log_q < torch.inf) & (log_p < torch.inf)
-        if score_q is not None and score_p is not None:
-            regular = (score_q.abs() <= limit).all(-1) & (score_p.abs() <= limit).all(-1)
-            usable = usable & (regular | (log_p == -torch.inf) | (log_q == -torch.inf))
-            # Where a density vanishes the drift is set to 0: any drift is valid that both transition densities use.
-            score_q = torch.where(regular.unsqueeze(-1), score_q, 0.0)
-            score_p = torch.where(regular.unsqueeze(-1), score_p, 0.0)
-        return Point(z, torch.where(usable, log_q, 0.0), torch.where(usable, log_p, torch.nan), score_q, score_p)
+        return Point(z, log_q, log_p, score_q, score_p)
 
     def log_density(self, point: Point, beta: Tensor | float) -> Tensor:
-        """log γ_β of a point, `[S, B]`, without evaluating anything; NaN where the point could not be evaluated."""
-        log_gamma, _, _, usable = self._along_path(point, beta)
+        """log γ_β of a point, `[S, B]`, without evaluating anything; NaN where the point could not be evaluated.
+
+        In float64: weights are sums of differences of these, large terms that nearly cancel.
+        """
+        total = _accumulator(point.log_p)
+        usable = ~point.log_p.isnan()
+        log_p = torch.where(usable, point.log_p, 0.0)  # keeps NaN out of the gradient with respect to beta
+        log_gamma, _, _ = self.path(point.log_q.to(total), log_p.to(total), _scalar(beta, total, log_p.device))
         return torch.where(usable, log_gamma, torch.nan)
 
     def score(self, point: Point, beta: Tensor | float) -> Tensor:
@@ -144,14 +192,29 @@ class Bridge:
                 "this point carries no score. Evaluate it with with_score=True; a kernel that needs scores must "
                 "have uses_score = True."
             )
-        _, weight_q, weight_p, _ = self._along_path(point, beta)
+        log_p = torch.where(point.log_p.isnan(), 0.0, point.log_p)
+        _, weight_q, weight_p = self.path(point.log_q, log_p, _scalar(beta, log_p.dtype, log_p.device))
         return weight_q * point.score_q + weight_p * point.score_p
 
-    def _along_path(self, point: Point, beta: Tensor | float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        usable = ~point.log_p.isnan()
-        beta = torch.as_tensor(beta, dtype=point.log_p.dtype, device=point.log_p.device)
-        log_p = torch.where(usable, point.log_p, 0.0)  # keeps NaN out of the gradient with respect to beta
-        return *self.path(point.log_q, log_p, beta), usable
+
+def _accumulator(like: Tensor) -> torch.dtype:
+    """float64, except on Apple GPUs, which have none."""
+    return torch.float32 if like.device.type == "mps" else torch.float64
+
+
+def _scalar(beta: Tensor | float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.as_tensor(beta, dtype=dtype, device=device)
+
+
+@contextmanager
+def _unvalidated_distributions() -> Iterator[None]:
+    """A decoder that overflows where a proposal landed is a rejection, not torch's ValueError about its parameters."""
+    validate = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(validate)
 
 
 def _value_and_score(log_density: LogDensity, z: Tensor, with_score: bool, name: str) -> tuple[Tensor, Tensor | None]:
@@ -213,6 +276,23 @@ def _check_initial(initial: Distribution) -> None:
             f"the initial distribution must be continuous, got {_name(initial)} with discrete support: Langevin and "
             "Hamiltonian moves need a density on R^D. Marginalise the discrete latents, or relax them."
         )
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if isinstance(support, _BOUNDED):
+        raise ValueError(
+            f"the initial distribution must be positive on all of R^D, got {_name(initial)} with support {support}. "
+            "Change variables: let latents be the logarithm (or logit) and add the log Jacobian to log_joint."
+        )
+
+
+_BOUNDED = (
+    type(constraints.simplex),
+    type(constraints.positive),
+    type(constraints.nonnegative),
+    type(constraints.unit_interval),
+    constraints.half_open_interval,
+    constraints.less_than,
+)
 
 
 def _name(distribution: Distribution) -> str:

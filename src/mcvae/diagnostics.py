@@ -20,6 +20,9 @@ def effective_sample_size(log_weight: Tensor) -> Tensor:
 def standard_error(log_weight: Tensor) -> Tensor:
     """Standard error of log p̂ = log mean w by the delta method, `[S, B] -> [B]`; inf for one sample.
 
+    It cannot exceed 1: where one weight outweighs all others it says 1 and the truth may be anything. Believe it only
+    together with `effective_sample_size` and `pareto_k`.
+
     >>> standard_error(torch.zeros(8, 1))
     tensor([0.])
     """
@@ -35,8 +38,8 @@ def pareto_k(log_weight: Tensor) -> Tensor:
     """Shape k̂ of a generalised Pareto fitted to the largest weights, `[S, B] -> [B]` (Vehtari et al.).
 
     The tail is the largest min(S/5, 3√S) weights. Below 0.5 the weights have a finite variance and `standard_error`
-    means what it says; above 0.7 neither does. 0 if the tail has no spread, inf if a few weights are all there is, NaN
-    if the tail has fewer than five weights (S < 25).
+    means what it says; above 0.7 neither does. 0 if the tail has no spread, inf if a few weights are all there is or
+    none is finite, NaN if the tail has fewer than five weights (S ≤ 20).
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> light = torch.rand(10_000, 1, generator=generator)
@@ -49,8 +52,9 @@ def pareto_k(log_weight: Tensor) -> Tensor:
         return torch.full_like(log_weight[0], torch.nan)
     ordered = (log_weight - log_weight.amax(0)).exp().sort(0).values
     excess = ordered[-tail:] - ordered[-tail - 1]
-    degenerate = torch.where(excess[-1] > 0, torch.inf, 0.0)
-    return torch.where(excess[_quartile(tail)] > 0, _fit_generalised_pareto(excess), degenerate)
+    no_spread = (excess[-1] == 0) & log_weight.amax(0).isfinite()
+    fitted = torch.where(excess[_quartile(tail)] > 0, _fit_generalised_pareto(excess), torch.inf)
+    return torch.where(no_spread, 0.0, fitted.nan_to_num(nan=torch.inf, posinf=torch.inf))
 
 
 def _quartile(num: int) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Generator, Tensor, nn
 
 from mcvae.annealing import Trajectory, anneal
@@ -21,7 +22,7 @@ class Estimate(NamedTuple):
     bound: Tensor
     """The bound on log p(x), `[B]`: an honest number, without gradient."""
     loss: Tensor
-    """What to minimise, `[B]`: its gradient is unbiased; its value carries REINFORCE terms and is not the bound."""
+    """What to minimise, `[B]`: minus the bound, with an unbiased gradient."""
     trajectory: Trajectory
     """The chains behind it."""
 
@@ -65,12 +66,8 @@ class AnnealedEstimator(nn.Module):
             raise ValueError(f"the schedule has {num_steps} steps, but there are {len(step_sizes())} step sizes.")
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
-        decides = num_steps > 0 and any(isinstance(k, MetropolisHastings) for k in kernels)
-        if decides and num_samples == 1 and control_variate is leave_one_out:
-            raise ValueError(
-                "the control variate leave_one_out compares samples with each other and needs num_samples >= 2, got "
-                "1. Raise num_samples, or choose control_variate=mcvae.none."
-            )
+        if num_steps > 0 and any(isinstance(k, MetropolisHastings) for k in kernels):
+            control_variate(bound, torch.zeros(num_samples, 1))  # complains now rather than in the first step
         self.kernels = nn.ModuleList(kernels)
         self.schedule, self.step_sizes = schedule, step_sizes
         self.num_samples, self.bound, self.control_variate = num_samples, bound, control_variate

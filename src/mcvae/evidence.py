@@ -27,9 +27,9 @@ class Evidence(NamedTuple):
     ess: Tensor
     """Effective sample size, `[B]`, between 1 and S."""
     pareto_k: Tensor
-    """Tail shape of the weights, `[B]`; above 0.7 do not trust the estimate. NaN for fewer than 25 samples."""
+    """Tail shape of the weights, `[B]`; above 0.7 do not trust the estimate. NaN for 20 samples or fewer."""
     acceptance: Tensor
-    """Mean acceptance, `[B]`; hypothetical for unadjusted kernels."""
+    """Mean acceptance, `[B]`; hypothetical for unadjusted kernels, NaN without steps."""
     acceptance_per_step: Tensor
     """Acceptance of every step, `[K, B]`."""
     num_nonfinite: Tensor
@@ -37,7 +37,7 @@ class Evidence(NamedTuple):
     log_weights: Tensor
     """`[S, B]`, float64."""
     step_sizes: Tensor
-    """The step sizes used, `[K]` or `[K, D]`."""
+    """The step sizes used, `[K]`, `[K, D]` or `[K, B, 1]`."""
 
 
 class Sandwich(NamedTuple):
@@ -50,7 +50,8 @@ class Sandwich(NamedTuple):
     forward: Evidence
     """The chains behind `lower`."""
     reverse: Evidence
-    """The reversed chains: an estimate of log 1/p(x)."""
+    """The reversed chains: an estimate of log 1/p(x). Standard error, ESS and k̂ are NaN if all chains of a datum
+    started from one posterior sample: they are not independent."""
 
 
 def estimate_log_evidence(
@@ -63,6 +64,7 @@ def estimate_log_evidence(
     step_size: float | Tensor | Literal["pilot"] = "pilot",
     schedule: Schedule | None = None,
     path: Path | None = None,
+    context: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Evidence:
     """Estimate log ∫ exp(log_joint(z)) dz by annealed importance sampling.
@@ -73,10 +75,11 @@ def estimate_log_evidence(
         kernel: `hmc(3)` by default.
         num_steps: K temperatures between the two; more tighten the estimate.
         num_samples: S independent chains per datum.
-        step_size: a number, `[K]`, `[K, D]`, or "pilot": tuned on chains of their own and frozen before the
-            chains that count, because tuning on those would bias the estimate.
+        step_size: a number, `[K]`, `[K, D]`, `[K, B, 1]`, or "pilot": tuned on chains of their own and frozen
+            before the chains that count, because tuning on those would bias the estimate.
         schedule: K temperatures; overrides `num_steps`. Sigmoidal by default.
         path: geometric by default.
+        context: what amortised kernels look at, `[B, C]`.
         generator: source of all randomness.
 
     >>> from torch.distributions import Independent, Normal
@@ -86,7 +89,7 @@ def estimate_log_evidence(
     >>> bool((e.log_evidence - 1.838).abs() < 4 * e.standard_error + 0.01)
     True
     """
-    bridge, kernel, betas = _set_up(log_joint, initial, kernel, num_steps, schedule, path)
+    bridge, kernel, betas = _set_up(log_joint, initial, kernel, num_steps, schedule, path, context)
     with torch.no_grad():
         steps = _step_sizes(bridge, kernel, betas, step_size, generator)
         point = bridge.sample(num_samples, with_score=kernel.uses_score, generator=generator)
@@ -104,6 +107,7 @@ def sandwich_log_evidence(
     step_size: float | Tensor | Literal["pilot"] = "pilot",
     schedule: Schedule | None = None,
     path: Path | None = None,
+    context: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Sandwich:
     """Bound log p(x) from both sides by bidirectional Monte Carlo (Grosse et al., 2015).
@@ -113,7 +117,7 @@ def sandwich_log_evidence(
 
     Args:
         posterior_sample: exact posterior samples, `[B, D]` (as from `model.simulate`) or `[S, B, D]`.
-        log_joint, initial, kernel, num_steps, num_samples, step_size, schedule, path, generator: as for
+        log_joint, initial, kernel, num_steps, num_samples, step_size, schedule, path, context, generator: as for
             `estimate_log_evidence`; both directions share the temperatures and the step sizes.
 
     >>> from torch.distributions import Independent, Normal
@@ -125,7 +129,7 @@ def sandwich_log_evidence(
     >>> bool(sandwich.gap.abs() < 0.1)
     True
     """
-    bridge, kernel, betas = _set_up(log_joint, initial, kernel, num_steps, schedule, path)
+    bridge, kernel, betas = _set_up(log_joint, initial, kernel, num_steps, schedule, path, context)
     shape = (num_samples, *initial.batch_shape, *initial.event_shape)
     if posterior_sample.shape not in (shape, shape[1:]):
         raise ValueError(
@@ -137,10 +141,15 @@ def sandwich_log_evidence(
         point = bridge.sample(num_samples, with_score=kernel.uses_score, generator=generator)
         forward = _evidence(anneal(bridge, State(point), kernel, betas, steps, generator=generator), steps)
         exact = bridge.evaluate(posterior_sample.expand(shape), with_score=kernel.uses_score)
+        if not bool(exact.log_p.isfinite().all()):
+            raise ValueError("log_joint is not finite at posterior_sample, so it cannot have come from the posterior.")
         backwards = anneal(
             bridge, State(exact), kernel, betas.flip(0), steps.flip(0), start=1.0, end=0.0, generator=generator
         )
         reverse = _evidence(backwards, steps.flip(0))
+    if posterior_sample.dim() == 2:  # chains that share their start are not independent
+        unknown = torch.full_like(reverse.ess, torch.nan)
+        reverse = reverse._replace(standard_error=unknown, ess=unknown, pareto_k=unknown)
     lower, upper = forward.log_evidence, -reverse.log_evidence
     return Sandwich(lower, upper, upper - lower, forward, reverse)
 
@@ -155,39 +164,40 @@ def pilot_step_sizes(
     num_chains: int = 32,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Find a step size per temperature, `[K]`, on pilot chains that are then thrown away.
+    """Find a step size per temperature and datum, `[K, B, 1]`, on pilot chains that are then thrown away.
 
-    The chains walk up the temperatures once. At each, the step size is driven to the target acceptance by
-    stochastic approximation, starting from the one before.
+    The chains walk up the temperatures as those of the run will, one move each. Before the move, trial moves from
+    where the chains are drive the step size to the target acceptance by stochastic approximation.
 
     Args:
         bridge: the densities.
         kernel: the kernel to tune.
         betas: temperatures `[K]`.
-        target: acceptance ρ; by default the paper's 0.8, and 0.9 for kernels without accept/reject.
+        target: acceptance ρ. By default the paper's: 0.8, and 0.9 without accept/reject; 0.3 for random walks.
         num_chains: pilot chains per datum.
         generator: source of all randomness.
     """
-    if not len(betas):
-        return betas
     if target is None:
-        target = 0.8 if isinstance(kernel, MetropolisHastings) else 0.9
+        target = 0.9 if not isinstance(kernel, MetropolisHastings) else 0.8 if kernel.uses_score else 0.3
+    if not len(betas):
+        return betas.reshape(0, 1, 1)
     state = State(bridge.sample(num_chains, with_score=kernel.uses_score, generator=generator))
-    log_step = torch.tensor(_PILOT_START, dtype=state.point.z.dtype, device=state.point.z.device).log()
+    z = state.point.z
+    log_step = torch.full_like(z[0, :, :1], 0.1).log()
     tuned = []
-    for index, beta in enumerate(betas.to(log_step)):
+    for index, beta in enumerate(betas.to(z)):
         # Neighbouring temperatures want nearly the same step; only the first has to search for it.
-        gains = [1.0] * 4 if index else [5 / (1 + 0.1 * move) for move in range(40)]
+        gains = [1.0] * 4 if index else [5 / (1 + 0.1 * trial) for trial in range(40)]
+        alive = state.point.log_p > -torch.inf
         for gain in gains:
-            transition = kernel(bridge, state, beta, log_step.exp(), generator=generator)
-            usable = ~transition.state.point.log_p.isnan()
-            state = State(select(usable, transition.state.point, state.point))
-            log_step = log_step + gain * (transition.acceptance.mean() - target)
+            acceptance = kernel(bridge, state, beta, log_step.exp(), generator=generator).acceptance
+            excess = ((acceptance - target) * alive).sum(0) / alive.sum(0).clamp(min=1)
+            log_step = log_step + gain * excess.to(z).unsqueeze(-1)
         tuned.append(log_step)
+        transition = kernel(bridge, state, beta, log_step.exp(), generator=generator)
+        usable = ~transition.state.point.log_p.isnan()
+        state = State(select(usable, transition.state.point, state.point), transition.state.momentum)
     return torch.stack(tuned).exp()
-
-
-_PILOT_START = 0.1
 
 
 def _set_up(
@@ -197,8 +207,11 @@ def _set_up(
     num_steps: int,
     schedule: Schedule | None,
     path: Path | None,
+    context: Tensor | None,
 ) -> tuple[Bridge, Kernel, Tensor]:
-    bridge = Bridge(initial, log_joint, path if path is not None else GeometricPath())
+    if kernel is not None and not isinstance(kernel, Kernel):
+        raise TypeError(f"kernel must be a Kernel such as mcvae.hmc(3), got {kernel}. Call a shorthand to build it.")
+    bridge = Bridge(initial, log_joint, path if path is not None else GeometricPath(), context)
     schedule = schedule if schedule is not None else SigmoidSchedule(num_steps, interior=True)
     return bridge, kernel if kernel is not None else hmc(3), schedule().detach()
 

@@ -86,8 +86,9 @@ class Unadjusted(Kernel):
         noise = standard_normal(state.point.z, generator)
         proposed = self.proposal(bridge, state, beta, step_size, noise)
         new, log_forward, log_backward = proposed
+        nonfinite = new.point.log_p.isnan()
         with torch.no_grad():
-            log_hastings, nonfinite = _log_hastings(bridge, beta, state, proposed)
+            log_hastings = _log_hastings(proposed, _log_change(bridge, beta, state, new))
         if self.backward is not None:
             log_backward = self.backward(new.point.z, bridge.context).log_prob(state.point.z)
         log_ratio = torch.where(nonfinite, -torch.inf, log_backward - log_forward)
@@ -142,19 +143,18 @@ class MetropolisHastings(Kernel):
         noise = standard_normal(old.z, generator)
         threshold = uniform(old.log_p, generator).log()
         proposed = self.proposal(bridge, State(old), beta, step_size, noise)
-        log_hastings, nonfinite = _log_hastings(bridge, beta, state, proposed)
-        log_alpha = self.acceptance(log_hastings)
+        log_change = _log_change(bridge, beta, state, proposed.state)
+        log_alpha = self.acceptance(_log_hastings(proposed, log_change))
         accepted = threshold < log_alpha
         # The inner where keeps log(1 - 1) out of the gradient of accepted moves.
         log_reject = _log1mexp(torch.where(accepted, -1.0, log_alpha))
         log_accept = torch.where(accepted, log_alpha, log_reject)
-        change = bridge.log_density(old, beta) - bridge.log_density(proposed.state.point, beta)
         return Transition(
             State(select(accepted, proposed.state.point, old)),
-            torch.where(accepted, change, 0.0),
+            torch.where(accepted, -log_change, 0.0),
             log_accept,
             log_alpha.detach().exp(),
-            nonfinite,
+            proposed.state.point.log_p.isnan(),
         )
 
     def extra_repr(self) -> str:
@@ -190,7 +190,7 @@ class FlowStep(Kernel):
         log_jacobian: Tensor = transform.log_abs_det_jacobian(old.z, image)
         if transform.domain.event_dim == 0:  # elementwise
             log_jacobian = log_jacobian.sum(-1)
-        point = bridge.evaluate(image, with_score=old.score_p is not None)
+        point = bridge.evaluate(image, with_score=old.score_p is not None, fallback=old.z)
         nonfinite = point.log_p.isnan()
         log_ratio = torch.where(nonfinite, -torch.inf, log_jacobian)
         zero = torch.zeros_like(log_ratio)
@@ -222,13 +222,15 @@ def underdamped(num_leapfrog: int = 1, damping: float = 0.9) -> Unadjusted:
     return Unadjusted(Hamiltonian(num_leapfrog, damping))
 
 
-def _log_hastings(bridge: Bridge, beta: Tensor, state: State, proposed: Proposed) -> tuple[Tensor, Tensor]:
-    """Log Hastings ratio, −inf where the proposal could not be evaluated, and the mask of those."""
-    new, log_forward, log_backward = proposed
-    nonfinite = new.point.log_p.isnan()
-    change = bridge.log_density(new.point, beta) - bridge.log_density(state.point, beta)
-    log_hastings = change + log_backward - log_forward
-    return torch.where(log_hastings.isnan(), -torch.inf, log_hastings), nonfinite
+def _log_change(bridge: Bridge, beta: Tensor, old: State, new: State) -> Tensor:
+    """log γ_β(new) − log γ_β(old); NaN where the new point could not be evaluated."""
+    return bridge.log_density(new.point, beta) - bridge.log_density(old.point, beta)
+
+
+def _log_hastings(proposed: Proposed, log_change: Tensor) -> Tensor:
+    """Log Hastings ratio; −inf where the proposal could not be evaluated, or both densities vanish."""
+    log_hastings = log_change + proposed.log_backward - proposed.log_forward
+    return torch.where(log_hastings.isnan(), -torch.inf, log_hastings)
 
 
 def _log1mexp(x: Tensor) -> Tensor:

@@ -47,8 +47,10 @@ class MixturePath:
     def __call__(self, log_q: Tensor, log_p: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `Path`."""
         terms = torch.stack([_log(1 - beta) + log_q, _log(beta) + log_p])
+        vanishes = (terms == -torch.inf).all(0)
+        terms = torch.where(vanishes, 0.0, terms)
         responsibility_q, responsibility_p = terms.softmax(0).unsqueeze(-1)
-        return terms.logsumexp(0), responsibility_q, responsibility_p
+        return torch.where(vanishes, -torch.inf, terms.logsumexp(0)), responsibility_q, responsibility_p
 
 
 def _power(log_density: Tensor, exponent: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Langevin:
     def __call__(self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, noise: Tensor) -> Proposed:
         """See `Proposal`."""
         old, scale = state.point, (2 * step_size).sqrt()
-        new = bridge.evaluate(old.z + step_size * bridge.score(old, beta) + scale * noise)
+        new = bridge.evaluate(old.z + step_size * bridge.score(old, beta) + scale * noise, fallback=old.z)
         reverse_noise = (old.z - new.z - step_size * bridge.score(new, beta)) / scale
         return Proposed(State(new), _log_normal(noise, scale), _log_normal(reverse_noise, scale))
 
@@ -60,7 +60,8 @@ class RandomWalk:
 
     def __call__(self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, noise: Tensor) -> Proposed:
         """See `Proposal`."""
-        new = bridge.evaluate(state.point.z + step_size * noise, with_score=state.point.score_p is not None)
+        old = state.point
+        new = bridge.evaluate(old.z + step_size * noise, with_score=old.score_p is not None, fallback=old.z)
         log_density = _log_normal(noise, step_size)
         return Proposed(State(new), log_density, log_density)
 
@@ -98,7 +99,7 @@ class Hamiltonian:
         failed = torch.zeros_like(point.log_p, dtype=torch.bool)
         for _ in range(self.num_leapfrog):
             momentum = momentum + 0.5 * step_size * bridge.score(point, beta)
-            point = bridge.evaluate(point.z + step_size * momentum)
+            point = bridge.evaluate(point.z + step_size * momentum, fallback=state.point.z)
             momentum = momentum + 0.5 * step_size * bridge.score(point, beta)
             failed = failed | point.log_p.isnan()
         # A path that failed on its way may end somewhere harmless, but is no longer reversible.

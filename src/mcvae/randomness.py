@@ -1,7 +1,7 @@
 """Random numbers from an explicit `torch.Generator`, leaving the global stream untouched."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Generator, Tensor
@@ -42,5 +42,7 @@ def _seeded_by(generator: Generator | None) -> Iterator[None]:
     with torch.random.fork_rng([device] if accelerated else [], device_type=device.type if accelerated else "cuda"):
         torch.default_generator.manual_seed(seed)
         if accelerated:
-            torch.get_device_module(device).manual_seed(seed)
+            module = torch.get_device_module(device)
+            with nullcontext() if device.index is None else module.device(device):
+                module.manual_seed(seed)
         yield

@@ -15,7 +15,7 @@ from mcvae.estimator import AnnealedEstimator
 from mcvae.kernels import Kernel, Unadjusted, hmc, mala, ula, underdamped
 from mcvae.proposals import Langevin
 from mcvae.schedules import LinearSchedule, Schedule
-from mcvae.step_sizes import AcceptanceAdapted, Fixed, ScoreScaled, StepSizes
+from mcvae.step_sizes import Fixed, ScoreScaled, StepSizes
 
 __all__ = ["a_mcvae", "ais_hmc", "iwae", "l_mcvae", "uha", "vae"]
 
@@ -116,6 +116,7 @@ def a_mcvae(
 
 def uha(
     num_steps: int,
+    latent_dim: int,
     *,
     num_leapfrog: int = 1,
     damping: float = 0.9,
@@ -129,22 +130,24 @@ def uha(
 
     Args:
         num_steps: K.
+        latent_dim: D.
         num_leapfrog: leapfrog steps per move.
         damping: share of the momentum that survives each move; 0 is uncorrected Hamiltonian Monte Carlo.
         schedule, interior, num_samples, bound: as for `l_mcvae`.
-        step_sizes: one per step, driven to a hypothetical acceptance of 0.9, by default.
+        step_sizes: the paper's adaptive rule with a hypothetical acceptance of 0.9 by default.
     """
     return AnnealedEstimator(
         underdamped(num_leapfrog, damping),
         schedule(num_steps, interior=interior),
-        step_sizes if step_sizes is not None else AcceptanceAdapted(num_steps, 0.1, target=0.9),
+        step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, 0.1, target=0.9),
         num_samples=num_samples,
         bound=bound,
     )
 
 
 def ais_hmc(
-    num_steps: int = 5,
+    num_steps: int,
+    latent_dim: int,
     *,
     num_leapfrog: int = 3,
     schedule: ScheduleFactory = LinearSchedule,
@@ -157,15 +160,16 @@ def ais_hmc(
 
     Args:
         num_steps: K.
+        latent_dim: D.
         num_leapfrog: leapfrog steps per move.
         schedule: as for `a_mcvae`.
-        step_sizes: one per step, driven to an acceptance of 0.8 by `adapt`, by default.
+        step_sizes: the paper's adaptive rule with ρ = 0.8 by default.
         num_samples: chains per datum.
     """
     return AnnealedEstimator(
         hmc(num_leapfrog),
         schedule(num_steps, interior=True),
-        step_sizes if step_sizes is not None else AcceptanceAdapted(num_steps, 0.1, target=0.8),
+        step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, 0.1, target=0.8),
         num_samples=num_samples,
         bound=iwae_bound,
     )

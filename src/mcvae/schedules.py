@@ -7,6 +7,7 @@ the latter: a move that leaves p invariant does not enter the weight, so one at 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ class Schedule(nn.Module, ABC):
 
     def __init__(self, num_steps: int):
         super().__init__()
-        if num_steps < 0:
+        if index(num_steps) < 0:
             raise ValueError(f"the number of steps K must not be negative, got {num_steps}; K = 0 is plain sampling.")
         self.num_steps = num_steps
 

@@ -5,6 +5,7 @@ model leaves it as it was and a checkpoint holds everything.
 """
 
 from abc import ABC, abstractmethod
+from operator import index
 from typing import Any
 
 import torch
@@ -80,14 +81,14 @@ class AcceptanceAdapted(StepSizes):
 
     Args:
         num_steps: K.
-        step_size: where to start.
+        step_size: where to start; as for `Fixed`.
         target: ρ.
         rate: the gain.
     """
 
     log_values: Tensor
 
-    def __init__(self, num_steps: int, step_size: float = 0.01, *, target: float = 0.8, rate: float = 0.3):
+    def __init__(self, num_steps: int, step_size: float | Tensor = 0.01, *, target: float = 0.8, rate: float = 0.3):
         super().__init__()
         self.target, self.rate = _probability(target), rate
         self.register_buffer("log_values", _per_step(num_steps, step_size).log())
@@ -99,7 +100,8 @@ class AcceptanceAdapted(StepSizes):
     @torch.no_grad()
     def update(self, trajectory: Trajectory) -> None:
         """Move every step size towards the target acceptance."""
-        self.log_values += self.rate * (trajectory.acceptance.mean(1).to(self.log_values) - self.target)
+        excess = trajectory.acceptance.mean(1).to(self.log_values) - self.target
+        self.log_values = self.log_values + self.rate * excess.reshape(-1, *[1] * (self.log_values.dim() - 1))
 
     def extra_repr(self) -> str:
         """Show the settings in `repr`."""
@@ -148,17 +150,16 @@ class ScoreScaled(StepSizes):
     def update(self, trajectory: Trajectory) -> None:
         """Apply the rule once."""
         std = trajectory.score_std
-        if not len(self.values):
+        if not len(self.values) or trajectory.log_weight.numel() < 2:  # one chain has no spread
             return
-        if std is None or trajectory.log_weight.numel() < 2:
+        if std is None:
             raise ValueError(
-                "score-scaled step sizes need the spread of scores over at least two chains, got "
-                + ("a kernel without scores" if std is None else "one")
-                + ". Use AcceptanceAdapted, or more samples or data per batch."
+                "score-scaled step sizes need scores, and this kernel computes none. Use AcceptanceAdapted instead."
             )
-        self.log_base += self.rate * (trajectory.acceptance.mean(1).to(self.log_base) - self.target)
+        excess = trajectory.acceptance.mean(1).to(self.log_base) - self.target
+        self.log_base = self.log_base + self.rate * excess
         scaled = self.log_base.exp().unsqueeze(-1) / (self.epsilon + std.to(self.values))
-        self.values.mul_(self.memory).add_((1 - self.memory) * scaled)
+        self.values = self.memory * self.values + (1 - self.memory) * scaled
 
     def extra_repr(self) -> str:
         """Show the settings in `repr`."""
@@ -167,7 +168,7 @@ class ScoreScaled(StepSizes):
 
 def _per_step(num_steps: int, step_size: float | Tensor) -> Tensor:
     """Repeat to `[K]` or `[K, D]`, checked."""
-    if num_steps < 0:
+    if index(num_steps) < 0:
         raise ValueError(f"the number of steps K must not be negative, got {num_steps}.")
     values = torch.as_tensor(step_size, dtype=torch.get_default_dtype())
     if values.dim() > 2 or (values.dim() and values.shape[0] not in (num_steps, values.dim() - 1)):

@@ -22,7 +22,8 @@ class LatentVariableModel(nn.Module):
         decoder: `z [N, D] -> Distribution` over data with batch `[N]` and the event shape of one datum. It sees plain
             rows: samples and batch are flattened for it.
         prior: a Distribution over one latent (batch `[]`, event `[D]`), or a module or function without arguments
-            that returns one (a learned prior, a flow of zuko). Standard normal by default.
+            that returns one (a learned prior, a flow of zuko), which moves with the model to another device or type.
+            Standard normal by default.
 
     >>> def encoder(x):
     ...     return Independent(Normal(x, torch.ones_like(x)), 1)
@@ -45,7 +46,7 @@ class LatentVariableModel(nn.Module):
     def bridge(self, x: Tensor, *, path: Path | None = None) -> Bridge:
         """The bridge from q(z | x) to p(x, z) for a batch of data `[B, ...]`; x is the context."""
         path = path if path is not None else GeometricPath()
-        bridge = Bridge(self.encoder(x), partial(self.log_joint, x), path, x.flatten(1))
+        bridge = Bridge(self.encoder(x), partial(self.log_joint, x), path, x.reshape(len(x), -1))
         if bridge.initial.batch_shape != (len(x),):
             raise ValueError(
                 f"the encoder must return one distribution per datum, batch shape [{len(x)}], got "
@@ -57,6 +58,11 @@ class LatentVariableModel(nn.Module):
         """log p(x, z) for data `[B, ...]` and latents `[S, B, D]`, as `[S, B]`."""
         num_samples, batch, _ = z.shape
         likelihood = self.decoder(z.flatten(0, 1))
+        if not isinstance(likelihood, Distribution):
+            raise TypeError(
+                "the decoder must return a torch.distributions.Distribution over data, got "
+                f"{type(likelihood).__name__}. Wrap its output, for example Independent(Bernoulli(logits=output), 1)."
+            )
         rows = x.expand(num_samples, *x.shape).flatten(0, 1)
         log_likelihood: Tensor = likelihood.log_prob(rows)
         if log_likelihood.shape != (num_samples * batch,):
@@ -66,6 +72,12 @@ class LatentVariableModel(nn.Module):
                 f"torch.distributions.Independent(distribution, {x.dim() - 1})."
             )
         log_prior: Tensor = self._prior(z).log_prob(z)
+        if log_prior.shape != (num_samples, batch):
+            raise ValueError(
+                f"the prior must be over one latent, batch shape [] and event shape [{z.shape[-1]}], so that "
+                f"log_prob(z) has shape {[num_samples, batch]}, got {list(log_prior.shape)}. Wrap it in "
+                "torch.distributions.Independent(distribution, 1)."
+            )
         return log_prior + log_likelihood.reshape(num_samples, batch)
 
     def simulate(
