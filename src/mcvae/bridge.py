@@ -12,10 +12,14 @@ from torch.distributions import Distribution, constraints
 from mcvae.paths import GeometricPath, Path
 from mcvae.randomness import draw
 
-__all__ = ["Bridge", "LogDensity", "Point", "State", "select"]
+__all__ = ["Bridge", "LogDensity", "NonFiniteDensityError", "Point", "State", "select"]
 
 LogDensity = Callable[[Tensor], Tensor]
 """An unnormalised log density of latents: `[S, B, D] -> [S, B]`, each row on its own."""
+
+
+class NonFiniteDensityError(ValueError):
+    """The model is NaN or +inf where the initial distribution itself samples: a mistake, or training has diverged."""
 
 
 class Point(NamedTuple):
@@ -119,7 +123,7 @@ class Bridge:
         point = self._evaluate(z, with_score, None)
         broken = int(point.log_p.isnan().sum())
         if broken:
-            raise ValueError(
+            raise NonFiniteDensityError(
                 f"log_joint, its score, or the initial distribution's density is NaN or +inf at {broken} of "
                 f"{point.log_p.numel()} samples of the initial distribution. Return -inf (with any finite score) "
                 "outside the support, and check the model's parameters and data for NaN."

@@ -1,8 +1,33 @@
-"""Latent variable models: the composition of an encoder and a decoder, and models that can be solved exactly."""
+"""Latent variable models: encoder and decoder composed, networks to compose, and models that are solved exactly."""
 
+from mcvae.models.build import build_model
+from mcvae.models.flows import FlowEncoder
 from mcvae.models.latent_variable_model import LatentVariableModel
+from mcvae.models.likelihoods import (
+    BernoulliLikelihood,
+    DiscretizedLogistic,
+    GaussianLikelihood,
+    Likelihood,
+    LogisticLikelihood,
+)
+from mcvae.models.networks import Decoder, GaussianEncoder
 from mcvae.models.ppca import PPCA
 from mcvae.models.quadrature import OneDimensional, log_integral
 from mcvae.models.ring import Ring
 
-__all__ = ["PPCA", "LatentVariableModel", "OneDimensional", "Ring", "log_integral"]
+__all__ = [
+    "PPCA",
+    "BernoulliLikelihood",
+    "Decoder",
+    "DiscretizedLogistic",
+    "FlowEncoder",
+    "GaussianEncoder",
+    "GaussianLikelihood",
+    "LatentVariableModel",
+    "Likelihood",
+    "LogisticLikelihood",
+    "OneDimensional",
+    "Ring",
+    "build_model",
+    "log_integral",
+]

@@ -1,0 +1,186 @@
+"""The command line. Every command is a typed function; torch is imported when one runs, not before."""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mcvae.training.config import (
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
+
+__all__ = ["main"]
+
+
+def train(
+    data: DataConfig = DataConfig(),  # noqa: B008 (jsonargparse reads defaults from signatures)
+    model: ModelConfig = ModelConfig(),  # noqa: B008
+    method: MethodConfig = MethodConfig(),  # noqa: B008
+    optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
+    run: RunConfig = RunConfig(),  # noqa: B008
+    trainer: dict[str, Any] | None = None,
+    resume: str | None = None,
+) -> None:
+    """Train a model: mcvae train --data mnist --method l-mcvae.
+
+    Args:
+        data: the images.
+        model: networks and likelihood.
+        method: the bound to train on.
+        optimizer: the optimiser.
+        run: length, seed, folder.
+        trainer: options of Lightning's Trainer, such as --trainer.devices 2 --trainer.strategy ddp.
+        resume: run folder to continue; its config.yaml decides everything else.
+    """
+    from mcvae.training.run import train as fit
+
+    folder = fit(TrainConfig(data, model, method, optimizer, run, trainer or {}), resume=resume)
+    print(f"{folder}: trained. Next: mcvae evaluate {folder}")
+
+
+def evaluate(
+    folders: list[str],
+    split: str = "test",
+    num_steps: int = 50,
+    num_samples: int = 16,
+    limit: int | None = None,
+) -> None:
+    """Measure bound and likelihood (AIS with HMC) of trained runs on held-out images.
+
+    Args:
+        folders: run folders.
+        split: test or validation.
+        num_steps: temperatures of AIS-HMC.
+        num_samples: chains of AIS-HMC per image.
+        limit: evaluate only so many images.
+    """
+    from rich.progress import track
+
+    from mcvae.report.compare import collect, show
+    from mcvae.training.evaluation import evaluate_run
+
+    collect(folders)
+    for folder in folders:
+        wrap = partial(track, description=folder, disable=not sys.stderr.isatty())
+        evaluate_run(folder, split=split, num_steps=num_steps, num_samples=num_samples, limit=limit, progress=wrap)
+    show(collect(folders))
+
+
+def sample(folder: str, number: int = 64, out: str | None = None, seed: int = 0) -> None:
+    """Draw images from a trained run.
+
+    Args:
+        folder: run folder.
+        number: how many.
+        out: PNG to write; FOLDER/pictures/drawn.png if not given.
+        seed: of the latents.
+    """
+    from mcvae.training.callbacks import mean_images
+    from mcvae.training.files import load, read_json
+    from mcvae.training.pictures import save_grid
+
+    model = load(folder)
+    latent_dim = read_json(Path(folder) / "model.json")["model"]["latent_dim"]
+    path = Path(out) if out else Path(folder) / "pictures" / "drawn.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_grid(mean_images(model, number, latent_dim, seed), path)
+    print(path)
+
+
+def compare(folders: list[str]) -> None:
+    """Show runs in one table, best likelihood first.
+
+    Args:
+        folders: run folders.
+    """
+    from mcvae.report.compare import collect, show
+
+    show(collect(folders))
+
+
+def methods() -> None:
+    """List methods and data sets, a line each."""
+    from mcvae.data import DATASETS
+    from mcvae.training.methods import METHODS
+
+    for title, entries in (("methods", METHODS), ("data sets", DATASETS)):
+        print(f"{title}:")
+        for name, entry in entries.items():
+            print(f"  {name:<14} {entry.description}")
+
+
+def demo(folder: str = "runs/demo", epochs: int = 30, seed: int = 0) -> None:
+    """Train four methods on bundled digits with one budget, evaluate them on test images, and compare.
+
+    Args:
+        folder: where the runs go; finished ones are not trained again.
+        epochs: for each method.
+        seed: for each method.
+    """
+    from mcvae.report.compare import collect, show
+    from mcvae.training.demo import run_demo
+
+    runs = run_demo(folder, epochs, seed)
+    show(collect(runs))
+    print("Samples and reconstructions: " + ", ".join(f"{run}/pictures" for run in runs))
+
+
+COMMANDS = {function.__name__: function for function in (train, evaluate, sample, compare, methods, demo)}
+SHORTHANDS = ("--data", "--method")
+"""Options whose plain value is a name: --data mnist means --data.name mnist."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    arguments = _expand([argument for argument in arguments if argument != "--debug"])
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(prog="mcvae", description="Monte Carlo variational auto-encoders.")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subcommands(required=True, dest="command")
+    for name, function in COMMANDS.items():
+        summary = (function.__doc__ or "").splitlines()[0]
+        command = ArgumentParser(description=summary)
+        if function is train:
+            command.add_argument("--config", action="config", help="YAML file, such as config.yaml of a run")
+        command.add_function_arguments(function, as_positional=True)
+        commands.add_subcommand(name, command, help=summary)
+    parsed = parser.parse_args(arguments)
+    options = parser.instantiate_classes(parsed)[parsed.command].as_dict()
+    options.pop("config", None)
+    try:
+        COMMANDS[parsed.command](**options)
+    except Exception as error:
+        if debug or not _is_users_mistake(error):
+            raise
+        print(f"mcvae {parsed.command}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _expand(arguments: list[str]) -> list[str]:
+    expanded = []
+    for index, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        following = value or (arguments[index + 1] if index + 1 < len(arguments) else "")
+        is_name = name in SHORTHANDS and following and "{" not in following and not os.path.exists(following)
+        expanded.append(argument.replace(name, f"{name}.name", 1) if is_name else argument)
+    return expanded
+
+
+def _is_users_mistake(error: Exception) -> bool:
+    """Errors that are written for a person; anything else is ours and shows its traceback."""
+    plain = {"DataError", "RunError", "DivergedError", "MisconfigurationException"}
+    return type(error).__name__ in plain or isinstance(error, ValueError | FileNotFoundError | PermissionError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

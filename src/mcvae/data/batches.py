@@ -1,0 +1,87 @@
+"""Batches as a function of (seed, epoch): the same on every machine, however many processes share them."""
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from mcvae.data.transforms import Transform
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """An iterable of transformed batches, cut from images in memory without workers.
+
+    With an `epoch`, for training: images are shuffled by (seed, epoch), the noise of batch i depends on
+    (seed, epoch, i), and a last incomplete batch is dropped, unless it is the only one. With `epoch=None`, for
+    evaluation: images come in their order, all of them, with noise that depends on (seed, i), the same every time.
+
+    Processes share a batch: its noise is drawn as a whole, then it is cut into `world_size` consecutive parts, of
+    sizes that differ by one at most. All ranks together yield exactly what one process does.
+
+    Args:
+        pixels: uint8 images `[N, C, H, W]`.
+        batch_size: images per batch, counted over all processes.
+        transform: from pixels and a generator to a batch, such as `binarize`.
+        seed: of the order and the noise.
+        epoch: number of the pass over the training images; None for evaluation.
+        rank: number of this process.
+        world_size: number of processes; divides `batch_size`.
+
+    >>> from mcvae.data.transforms import scale
+    >>> pixels = torch.zeros(10, 1, 2, 2, dtype=torch.uint8)
+    >>> [len(batch) for batch in Batches(pixels, 4, scale, seed=0, epoch=None)]
+    [4, 4, 2]
+    >>> [len(batch) for batch in Batches(pixels, 4, scale, seed=0, epoch=0, rank=1, world_size=2)]
+    [2, 2]
+    """
+
+    def __init__(
+        self,
+        pixels: Tensor,
+        batch_size: int,
+        transform: Transform,
+        *,
+        seed: int,
+        epoch: int | None,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        if not 0 <= rank < world_size:
+            raise ValueError(f"expected a rank from 0 to world_size - 1 = {world_size - 1}, got {rank}.")
+        if batch_size < 1 or batch_size % world_size:
+            raise ValueError(
+                f"expected a positive batch_size that {world_size} processes can share evenly, got {batch_size}. It "
+                f"counts the images of all processes: choose a multiple of {world_size}."
+            )
+        self.pixels, self.batch_size, self.transform = pixels, batch_size, transform
+        self.seed, self.epoch = int(seed), None if epoch is None else int(epoch)  # plain numbers, since they are hashed
+        self.rank, self.world_size = rank, world_size
+        last = len(pixels) - (len(self) - 1) * batch_size if len(self) else batch_size
+        if last < world_size:  # a process without images would have one batch less, and others wait for it
+            raise ValueError(
+                f"{len(pixels)} images in batches of {batch_size} leave {last} for the last batch, too few for "
+                f"{world_size} processes. Choose another batch_size, fewer processes, or another number of images."
+            )
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.pixels), self.batch_size)
+        return whole + (rest > 0 and (self.epoch is None or whole == 0))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = None
+        if self.epoch is not None:
+            order = torch.randperm(len(self.pixels), generator=_generator("order", self.seed, self.epoch))
+        for index in range(len(self)):
+            rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
+            pixels = self.pixels[rows] if order is None else self.pixels[order[rows]]
+            batch = self.transform(pixels, _generator("noise", self.seed, self.epoch, index))
+            yield batch.tensor_split(self.world_size)[self.rank]
+
+
+def _generator(*key: str | int | None) -> Generator:
+    """A generator whose stream is a function of the key, by a hash that is the same in every process and version."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    return Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # torch takes seeds below 2⁶³

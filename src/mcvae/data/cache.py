@@ -1,0 +1,93 @@
+"""Many small image files as one array on disk, so that only the first load is slow."""
+
+import hashlib
+import os
+import uuid
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mcvae.data.images import DataError
+
+__all__ = ["cached_pixels"]
+
+Pixels = NDArray[np.uint8]
+
+
+def cached_pixels(
+    cache: Path, folder: Path, names: Sequence[str], shape: tuple[int, int, int], convert: Callable[[Any], Pixels]
+) -> Tensor:
+    """Images `[N, C, H, W]` of the files `names` below `folder`, in this order; from `cache` if it has them.
+
+    A cache of other names, or a damaged one, is made anew. The image files themselves are not looked at: delete the
+    cache after changing them.
+
+    Args:
+        cache: an .npz file, written whole or not at all.
+        folder: where the image files are.
+        names: their paths below the folder.
+        shape: channels, height and width after conversion.
+        convert: from a PIL image to pixels of this shape; a ValueError says that the image is not of the kind expected.
+    """
+    fingerprint = hashlib.sha256("\n".join([str(shape), *names]).encode()).hexdigest()
+    pixels = _read(cache, fingerprint, (len(names), *shape))
+    if pixels is None:
+        pixels = _convert_all(folder, names, shape, convert)
+        try:
+            _write(cache, fingerprint, pixels)
+        except OSError as error:  # a read-only folder, a full disk: slow next time, but not wrong
+            warnings.warn(f"could not keep the converted images in {cache}: {error}.", stacklevel=2)
+    return torch.from_numpy(pixels)
+
+
+def _read(cache: Path, fingerprint: str, shape: tuple[int, ...]) -> Pixels | None:
+    if not zipfile.is_zipfile(cache):  # not there, or cut off: a zip file has its table of contents at the end
+        return None
+    try:
+        with np.load(cache) as content:
+            if content["fingerprint"] != fingerprint:
+                return None
+            pixels: Pixels = content["pixels"]  # its checksum is verified on reading
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError):
+        return None
+    return pixels if pixels.dtype == np.uint8 and pixels.shape == shape else None
+
+
+def _write(cache: Path, fingerprint: str, pixels: Pixels) -> None:
+    scratch = cache.with_name(f".{cache.stem}-{uuid.uuid4().hex}.npz")
+    try:
+        np.savez(scratch, fingerprint=np.array(fingerprint), pixels=pixels)
+        os.replace(scratch, cache)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _convert_all(
+    folder: Path, names: Sequence[str], shape: tuple[int, int, int], convert: Callable[[Any], Pixels]
+) -> Pixels:
+    from PIL import Image
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    def read(name: str) -> Pixels:
+        try:
+            with Image.open(folder / name) as image:
+                return convert(image)
+        except (OSError, ValueError, SyntaxError) as error:  # a SyntaxError is Pillow's word for a broken PNG
+            raise DataError(
+                f"{folder / name} is missing, damaged or another image: {error}. Unpack {folder.name} again."
+            ) from error
+
+    pixels = np.empty((len(names), *shape), np.uint8)
+    with ThreadPoolExecutor() as pool:  # decoding runs outside of Python's lock
+        progress = tqdm(pool.map(read, names), f"converting {folder.name}", len(names), disable=None)  # on terminals
+        for index, image in enumerate(progress):
+            pixels[index] = image
+    return pixels

@@ -1,0 +1,54 @@
+"""Flows as q(z | x), through zuko."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Normal
+
+__all__ = ["FLOWS", "FlowEncoder"]
+
+FLOWS = {
+    "realnvp": "affine couplings (Dinh et al., 2017), the paper's baseline",
+    "nsf": "neural spline couplings (Durkan et al., 2019)",
+}
+"""Names of the flows that can be built, with a line on each."""
+
+
+class FlowEncoder(nn.Module):
+    """q(z | x): a Gaussian N(μ(x), diag σ²(x)) pushed through couplings that see the same features.
+
+    Args:
+        network: `x [B, ...] -> [B, 2 D]`, the features: location and raw scale of the Gaussian.
+        latent_dim: D.
+        flow: one of `FLOWS`.
+        num_layers: couplings.
+        hidden: width of the coupling networks.
+    """
+
+    def __init__(
+        self, network: nn.Module, latent_dim: int, flow: str = "realnvp", num_layers: int = 4, hidden: int = 128
+    ):
+        from zuko.flows import NSF, RealNVP  # only users of flows pay for the import
+
+        super().__init__()
+        if flow not in FLOWS:
+            raise ValueError(f"unknown flow {flow!r}; known are {', '.join(FLOWS)}.")
+        options: dict[str, Any] = {
+            "features": latent_dim,
+            "context": 2 * latent_dim,
+            "transforms": num_layers,
+            "hidden_features": (hidden,),
+            "activation": nn.SiLU,
+        }
+        lazy = NSF(passes=2, **options) if flow == "nsf" else RealNVP(**options)
+        self.network, self.transform = network, lazy.transform
+
+    def forward(self, x: Tensor) -> Distribution:
+        """Distribution of the latents, batch `[B]`, event `[D]`."""
+        from zuko.distributions import NormalizingFlow
+
+        features = self.network(x)
+        location, raw_scale = features.chunk(2, -1)
+        base = Independent(Normal(location, nn.functional.softplus(raw_scale)), 1)
+        flow: Distribution = NormalizingFlow(self.transform(features), base)
+        return flow

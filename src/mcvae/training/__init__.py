@@ -1,0 +1,1 @@
+"""Training on Lightning, run folders, and the evaluation of a run."""

@@ -1,0 +1,181 @@
+"""What a run leaves behind while it trains: checkpoints, `metrics.csv`, pictures."""
+
+import csv
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
+
+from mcvae.evidence import estimate_log_evidence
+from mcvae.models import LatentVariableModel
+from mcvae.randomness import draw, seeded_generator
+from mcvae.training.files import write_atomically
+from mcvae.training.module import VariationalTraining
+from mcvae.training.pictures import save_grid
+
+__all__ = ["AtomicCheckpoints", "Checkpoints", "HeldOutLikelihood", "Metrics", "Pictures"]
+
+
+class AtomicCheckpoints(TorchCheckpointIO):
+    """Checkpoints appear whole or not at all, and are read back as tensors and plain containers only."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write to a temporary file and rename it."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, lambda temporary: torch.save(checkpoint, temporary))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        """Read without executing anything."""
+        return torch.load(path, map_location=map_location, weights_only=True)
+
+
+class Checkpoints(Checkpoint):
+    """`last.ckpt` after every epoch, `best.ckpt` at the best validation bound."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.last, self.best = folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "best.ckpt"
+        self.best_bound = -float("inf")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must remember."""
+        return {"best_bound": self.best_bound}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember it."""
+        self.best_bound = state_dict["best_bound"]
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save."""
+        bound = trainer.callback_metrics.get("val_bound")
+        if bound is not None and float(bound) > self.best_bound:
+            self.best_bound = float(bound)
+            trainer.save_checkpoint(self.best)
+        trainer.save_checkpoint(self.last)
+
+
+class HeldOutLikelihood(Callback):
+    """AIS-HMC likelihood of some validation images every few epochs, as `val_nll`."""
+
+    def __init__(self, images: Tensor, every: int, seed: int, num_steps: int = 20, num_samples: int = 16):
+        self.images, self.every, self.seed = images, every, seed
+        self.num_steps, self.num_samples = num_steps, num_samples
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Estimate and log."""
+        if self.every and len(self.images) and (trainer.current_epoch + 1) % self.every == 0:
+            device = pl_module.device
+            with torch.no_grad():
+                bridge = cast(VariationalTraining, pl_module).model.bridge(self.images.to(device))
+            evidence = estimate_log_evidence(
+                bridge.log_joint,
+                bridge.initial,
+                num_steps=self.num_steps,
+                num_samples=self.num_samples,
+                generator=seeded_generator("likelihood", self.seed, device=device),
+            )
+            pl_module.log("val_nll", -evidence.log_evidence.mean().float(), rank_zero_only=True)
+
+
+class Metrics(Checkpoint):
+    """One row of `metrics.csv`, and outside a terminal one line on the screen, per epoch."""
+
+    columns = (
+        "epoch",
+        "train_bound",
+        "val_bound",
+        "val_nll",
+        "acceptance",
+        "step_size",
+        "learning_rate",
+        "skipped",
+        "seconds",
+    )
+
+    def __init__(self, folder: Path, likelihood_every: int):
+        super().__init__()
+        self.path, self.rows = folder / "metrics.csv", list[dict[str, Any]]()
+        self.likelihood_every, self.seconds = likelihood_every, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must remember."""
+        return {"rows": self.rows, "seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember it."""
+        self.rows, self.seconds = state_dict["rows"], state_dict["seconds"]
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the clock."""
+        self._start = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the row."""
+        self.seconds += time.perf_counter() - self._start
+        measured = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        measured |= {
+            "epoch": trainer.current_epoch + 1,
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "skipped": int(cast(VariationalTraining, pl_module).skipped),
+            "seconds": round(self.seconds, 3),
+        }
+        if not self.likelihood_every or measured["epoch"] % self.likelihood_every:
+            measured.pop("val_nll", None)  # Lightning still shows that of an earlier epoch
+        row = {name: measured.get(name, "") for name in self.columns}
+        self.rows.append(row)
+        if trainer.is_global_zero:
+            write_atomically(self.path, self._write)
+            if not sys.stderr.isatty():
+                shown = ", ".join(f"{k} {v:.4g}" for k, v in row.items() if v != "" and k != "epoch")
+                print(f"epoch {row['epoch']}/{trainer.max_epochs}: {shown}", file=sys.stderr, flush=True)
+
+    def _write(self, path: Path) -> None:
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+
+class Pictures(Callback):
+    """Grids of samples and of reconstructions, as PNG."""
+
+    def __init__(self, folder: Path, images: Tensor, every: int, latent_dim: int, seed: int):
+        self.folder, self.images, self.every = folder / "pictures", images, every
+        self.latent_dim, self.seed = latent_dim, seed
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw, if it is time."""
+        epoch = trainer.current_epoch + 1
+        if self.every and epoch % self.every == 0 and trainer.is_global_zero:
+            self.draw(cast(VariationalTraining, pl_module).model, f"-{epoch:04d}")
+
+    def draw(self, model: LatentVariableModel, suffix: str = "") -> list[Path]:
+        """Write both grids."""
+        os.makedirs(self.folder, exist_ok=True)
+        device = next(model.parameters()).device
+        samples, reconstructions = self.folder / f"samples{suffix}.png", self.folder / f"reconstructions{suffix}.png"
+        save_grid(mean_images(model, 64, self.latent_dim, self.seed), samples)
+        with torch.no_grad():
+            originals = self.images[:32].to(device)
+            z = draw(model.encoder(originals), (), seeded_generator("reconstruct", self.seed, device=device))
+            pairs = torch.stack([originals, model.decoder(z).mean], 1).flatten(0, 1)
+        save_grid(pairs, reconstructions, columns=8)
+        return [samples, reconstructions]
+
+
+def mean_images(model: LatentVariableModel, number: int, latent_dim: int, seed: int) -> Tensor:
+    """Means of p(x | z) for z from the prior, `[number, C, H, W]`."""
+    device = next(model.parameters()).device
+    generator = seeded_generator("sample", seed, device=device)
+    with torch.no_grad():
+        _, z = model.simulate(number, latent_dim, generator=generator)
+        mean: Tensor = model.decoder(z).mean
+    return mean

@@ -1,0 +1,141 @@
+"""The files of a run: written whole or not at all, and read without executing anything."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from mcvae.estimator import AnnealedEstimator
+from mcvae.models import LatentVariableModel, build_model
+from mcvae.training.config import (
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
+from mcvae.training.methods import build_objective
+
+__all__ = ["RunError", "load", "load_run", "read_config", "read_json", "save_model", "write_config", "write_json"]
+
+Shape = tuple[int, int, int]
+
+
+class RunError(Exception):
+    """A run folder is not what it should be."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it: a reader sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    write_atomically(path, lambda p: p.write_text(json.dumps(content, indent=2, allow_nan=True) + "\n"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist. Is {path.parent} a run folder, and has the run finished?") from None
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is not valid JSON ({error}). Remove it, or restore it from a copy.") from None
+    return content
+
+
+def write_config(folder: Path, config: TrainConfig) -> None:
+    """Write `config.yaml`, which `mcvae train --config` reads back."""
+    write_atomically(folder / "config.yaml", lambda p: p.write_text(yaml.safe_dump(asdict(config), sort_keys=False)))
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """Read `config.yaml` of a run."""
+    path = folder / "config.yaml"
+    try:
+        content = yaml.safe_load(path.read_text())
+        return TrainConfig(
+            data=DataConfig(**content["data"]),
+            model=ModelConfig(**content["model"]),
+            method=MethodConfig(**content["method"]),
+            optimizer=OptimizerConfig(**content["optimizer"]),
+            run=RunConfig(**content["run"]),
+            trainer=content["trainer"] or {},
+        )
+    except FileNotFoundError:
+        raise RunError(f"{folder} is not a run folder: it has no config.yaml.") from None
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise RunError(f"{path} cannot be read as the configuration of a run: {error}.") from None
+
+
+def save_model(
+    folder: Path, model: LatentVariableModel, objective: AnnealedEstimator, config: TrainConfig, shape: Shape
+) -> None:
+    """Write `model.safetensors` (weights and step sizes) and `model.json` (what to build them into)."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"objective.{name}": tensor for name, tensor in objective.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomically(folder / "model.safetensors", lambda p: save_file(tensors, p))
+    content = {"shape": list(shape), "model": asdict(config.model), "method": asdict(config.method)}
+    write_json(folder / "model.json", content)
+
+
+def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator]:
+    """The trained model and its estimator, from `model.json` and `model.safetensors`."""
+    folder = Path(folder)
+    content = read_json(folder / "model.json")
+    try:
+        shape, described = tuple(content["shape"]), ModelConfig(**content["model"])
+        model, objective = build(described, MethodConfig(**content["method"]), shape)
+        tensors = load_file(folder / "model.safetensors")
+        for prefix, module in (("model.", model), ("objective.", objective)):
+            module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+    except FileNotFoundError:
+        raise RunError(f"{folder / 'model.safetensors'} does not exist; train the run to its end.") from None
+    except Exception as error:
+        raise RunError(f"the model in {folder} cannot be read: {error}. Restore it, or train again.") from error
+    return model.eval(), objective.eval()
+
+
+def load(folder: str | Path) -> LatentVariableModel:
+    """The trained model of a run folder; executes nothing from its files.
+
+    Args:
+        folder: such as "runs/digits-vae-s0".
+    """
+    return load_run(folder)[0]
+
+
+def build(model: ModelConfig, method: MethodConfig, shape: Any) -> tuple[LatentVariableModel, AnnealedEstimator]:
+    """Untrained model and estimator of a resolved configuration."""
+    latent_dim = model.latent_dim or 0
+    network = build_model(
+        shape,
+        latent_dim,
+        network=model.network,
+        likelihood=model.likelihood,
+        sigma=model.sigma,
+        flow=None if model.flow == "none" else model.flow,
+    )
+    return network, build_objective(method, latent_dim)
+
+
+def torch_load(path: Path) -> Any:
+    """A checkpoint, as tensors and plain containers only."""
+    return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,0 +1,159 @@
+"""The training step as a Lightning module: any model, any estimator, one optimiser."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning import LightningModule
+from torch import Tensor
+
+from mcvae.annealing import Trajectory
+from mcvae.bridge import NonFiniteDensityError
+from mcvae.estimator import AnnealedEstimator, Estimate
+from mcvae.models import LatentVariableModel
+from mcvae.randomness import seeded_generator
+from mcvae.training.config import OptimizerConfig
+
+__all__ = ["DivergedError", "VariationalTraining"]
+
+
+class DivergedError(RuntimeError):
+    """Training has been non-finite for too long to go on."""
+
+
+class VariationalTraining(LightningModule):
+    """Maximise a Monte Carlo bound by Adam.
+
+    Random numbers of a step are a function of (seed, epoch, batch, rank), so a resumed run continues bit for bit.
+
+    Args:
+        model: what is trained.
+        objective: the bound; its learnable parts are trained, its step sizes adapted after each finite step.
+        config: the optimiser.
+        seed: of the chains' noise.
+        epochs: planned length of training, for the learning-rate schedule.
+    """
+
+    def __init__(
+        self,
+        model: LatentVariableModel,
+        objective: AnnealedEstimator,
+        config: OptimizerConfig,
+        *,
+        seed: int = 0,
+        epochs: int = 1,
+    ):
+        super().__init__()
+        self.model, self.objective, self.config = model, objective, config
+        self.seed, self.epochs = seed, epochs
+        self.register_buffer("skipped", torch.tensor(0))
+        self.skipped_in_a_row = 0
+        self._estimate: Estimate | None = None
+        self._bounds: dict[str, list[Tensor]] = {"train": [], "validation": []}
+
+    skipped: Tensor
+    """Steps that were not taken because loss or gradient was not finite."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam over everything that can be learned."""
+        return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=self.config.learning_rate)
+
+    def on_train_epoch_start(self) -> None:
+        """Set the learning rate, a function of the epoch alone."""
+        passed = sum(self.current_epoch >= fraction * self.epochs for fraction in self.config.milestones)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = self.config.learning_rate * self.config.decay**passed
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """The loss of one batch; NaN, with a NaN gradient, where the model cannot be evaluated."""
+        try:
+            estimate = self.objective(self.model.bridge(batch), generator=self._generator("train", batch_idx))
+        except ValueError as error:  # distributions complain so about parameters that are NaN
+            if isinstance(error, NonFiniteDensityError) or not self._parameters_finite():
+                return torch.stack([p.sum() for p in self.parameters() if p.requires_grad]).sum() * math.nan
+            raise
+        self._estimate = estimate
+        bound = estimate.bound.mean()
+        self._bounds["train"].append(bound)
+        step = {"bound": bound}
+        if len(estimate.trajectory.acceptance):
+            step["acceptance"] = estimate.trajectory.acceptance.mean()
+            step["step_size"] = self.objective.step_sizes().detach().mean()
+        self.log_dict({name: value.float() for name, value in step.items()}, prog_bar=True)
+        return estimate.loss.mean()
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Clip the gradient; leave out the step if it is not finite, count it, and give up after too many."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.clip or math.inf)
+        if bool(norm.isfinite()):
+            self.skipped_in_a_row = 0
+            return
+        for parameter in parameters:
+            parameter.grad = None  # Adam passes over it, momentum included
+        self._estimate = None
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row in (1, self.config.patience):
+            self._complain()
+
+    def _complain(self) -> None:
+        cause = (
+            "The parameters themselves are not finite: the damage was done earlier."
+            if not self._parameters_finite()
+            else "Likely causes: step sizes too long for this model (try --method.step_size 0.001), a learning rate "
+            "too high (try --optimizer.learning_rate 0.0003), or a likelihood whose scale collapses."
+        )
+        where = f"epoch {self.current_epoch}, step {self.global_step}"
+        if self.skipped_in_a_row < self.config.patience:
+            self.print(f"\nwarning: loss or gradient not finite in {where}; the step is skipped. {cause}")
+            return
+        raise DivergedError(f"{self.config.patience} non-finite steps in a row, last in {where}. {cause}")
+
+    def _parameters_finite(self) -> bool:
+        return all(bool(p.isfinite().all()) for p in self.parameters())
+
+    def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
+        """Adapt the step sizes, on what all ranks saw together."""
+        if self._estimate is not None:
+            trajectory = _over_ranks(self._estimate.trajectory)
+            self.objective.adapt(self._estimate._replace(trajectory=trajectory))
+            self._estimate = None
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        """The bound of one validation batch; changes nothing."""
+        estimate = self.objective(self.model.bridge(batch), generator=self._generator("validation", batch_idx))
+        self._bounds["validation"].append(estimate.bound)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the validation bound."""
+        bounds = self._bounds["validation"]
+        if bounds:
+            self.log("val_bound", torch.cat(bounds).mean().float(), sync_dist=True, prog_bar=True)
+            bounds.clear()
+
+    def on_train_epoch_end(self) -> None:
+        """Log the mean training bound."""
+        bounds = self._bounds["train"]
+        if bounds:
+            self.log("train_bound", torch.stack(bounds).mean().float(), sync_dist=True)
+            bounds.clear()
+
+    def _generator(self, purpose: str, batch_idx: int) -> torch.Generator:
+        epoch = self.current_epoch if purpose == "train" else 0
+        return seeded_generator(purpose, self.seed, epoch, batch_idx, self.global_rank, device=self.device)
+
+
+def _over_ranks(trajectory: Trajectory) -> Trajectory:
+    """Mean acceptance and score spread over all processes, so that every rank adapts alike."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return trajectory
+    acceptance = trajectory.acceptance.mean(1, keepdim=True)
+    torch.distributed.all_reduce(acceptance, torch.distributed.ReduceOp.SUM)
+    acceptance = acceptance / torch.distributed.get_world_size()
+    variance = None if trajectory.score_std is None else trajectory.score_std.square()
+    if variance is not None:
+        torch.distributed.all_reduce(variance, torch.distributed.ReduceOp.SUM)
+        variance = variance / torch.distributed.get_world_size()
+    return trajectory._replace(acceptance=acceptance, score_std=None if variance is None else variance.sqrt())

@@ -1,0 +1,179 @@
+"""A training run from configuration to result: one folder, resumable at any epoch."""
+
+import inspect
+import logging
+import platform
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningDataModule, Trainer, seed_everything
+from lightning.pytorch.loggers import TensorBoardLogger
+
+import mcvae
+from mcvae.data import TRANSFORMS, Batches, Images, load_images
+from mcvae.training.callbacks import AtomicCheckpoints, Checkpoints, HeldOutLikelihood, Metrics, Pictures
+from mcvae.training.config import TrainConfig, resolve
+from mcvae.training.files import RunError, build, read_config, read_json, save_model, write_config, write_json
+from mcvae.training.methods import METHODS
+from mcvae.training.module import VariationalTraining
+
+__all__ = ["BatchedImages", "prepare", "train"]
+
+
+class BatchedImages(LightningDataModule):
+    """Batches cut by index from images in memory; the epoch decides order and noise."""
+
+    def __init__(self, images: Images, config: TrainConfig):
+        super().__init__()
+        self.images, self.config = images, config
+
+    def train_dataloader(self) -> Batches:
+        """Batches of the current epoch; Lightning asks anew for every epoch."""
+        assert self.trainer is not None
+        return self._batches("train", self.trainer.current_epoch)
+
+    def val_dataloader(self) -> Batches | list[Any]:
+        """Validation batches, the same every time."""
+        return self._batches("validation", None) if len(self.images.validation) else []
+
+    def _batches(self, split: str, epoch: int | None) -> Batches:
+        assert self.trainer is not None
+        return batches(
+            self.images, self.config, split, epoch=epoch, rank=self.trainer.global_rank, ranks=self.trainer.world_size
+        )
+
+
+def batches(
+    images: Images, config: TrainConfig, split: str, *, epoch: int | None = None, rank: int = 0, ranks: int = 1
+) -> Batches:
+    """Transformed batches of a split as a configuration wants them."""
+    pixels = images.split(split)[: config.data.limit]
+    transform = TRANSFORMS[config.data.transform]
+    size = config.data.batch_size
+    return Batches(pixels, size, transform, seed=config.run.seed, epoch=epoch, rank=rank, world_size=ranks)
+
+
+def prepare(config: TrainConfig) -> tuple[TrainConfig, Images]:
+    """Load the images and settle everything that "auto" left open."""
+    if config.method.name not in METHODS:
+        raise ValueError(f"unknown method {config.method.name!r}; known are {', '.join(METHODS)}.")
+    images = load_images(config.data.name, config.data.root, validation=config.data.validation)
+    return resolve(config, images.shape, METHODS[config.method.name].flow), images
+
+
+def train(config: TrainConfig | None = None, *, resume: str | Path | None = None) -> Path:
+    """Train a model, or go on with an interrupted run; return the run folder.
+
+    A finished run is not trained again. An interrupted one continues from its last complete epoch, bit for bit.
+
+    Args:
+        config: what to train; ignored if `resume` is given.
+        resume: folder of an interrupted run.
+    """
+    if resume is not None:
+        folder = Path(resume)
+        config = read_config(folder)
+        if _finished(folder):
+            print(f"{folder} is finished: {config.run.epochs} epochs. Nothing to do.")
+            return folder
+    assert config is not None, "give a configuration or a run to resume"
+    config, images = prepare(config)
+    if resume is None:
+        folder = Path(config.run.folder or f"runs/{config.data.name}-{config.method.name}-s{config.run.seed}")
+        if (folder / "config.yaml").exists():
+            raise RunError(
+                f"{folder} holds a run already. Continue it with --resume {folder}, choose another --run.folder, or "
+                "remove it."
+            )
+        config.run.folder = str(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_config(folder, config)
+    seed_everything(config.run.seed, verbose=False)
+    model, objective = build(config.model, config.method, images.shape)
+    module = VariationalTraining(model, objective, config.optimizer, seed=config.run.seed, epochs=config.run.epochs)
+    last = folder / "checkpoints" / "last.ckpt"
+    metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
+    held_out = next(iter(batches(images, config, "validation")), torch.empty(0)) if len(images.validation) else None
+    callbacks = [pictures, Checkpoints(folder), metrics]
+    if held_out is not None:
+        callbacks.insert(0, HeldOutLikelihood(held_out, config.run.likelihood_every, config.run.seed))
+    trainer = _trainer(config, folder, callbacks)
+    _fit(trainer, module, BatchedImages(images, config), last if last.exists() else None, folder)
+    if trainer.is_global_zero:
+        save_model(folder, model, objective, config, images.shape)
+        paths = pictures.draw(model)
+        write_json(folder / "result.json", _result(config, metrics, paths, folder))
+    return folder
+
+
+def _finished(folder: Path) -> bool:
+    return (folder / "result.json").exists() and read_json(folder / "result.json").get("status") == "finished"
+
+
+def _pictures(folder: Path, images: Images, config: TrainConfig) -> Pictures:
+    source = "validation" if len(images.validation) else "train"
+    shown = next(iter(batches(images, config, source)))
+    return Pictures(folder, shown, config.run.pictures_every, config.model.latent_dim or 0, config.run.seed)
+
+
+def _trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer:
+    known = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    unknown = set(config.trainer) - known
+    if unknown:
+        raise ValueError(
+            f"unknown trainer option {', '.join(sorted(unknown))}; Lightning knows {', '.join(sorted(known))}."
+        )
+    options: dict[str, Any] = {
+        "max_epochs": config.run.epochs,
+        "log_every_n_steps": config.run.log_every,
+        "logger": TensorBoardLogger(folder, name="", version="tensorboard"),
+        "enable_model_summary": False,
+        "enable_progress_bar": sys.stderr.isatty(),
+        "num_sanity_val_steps": 0,
+        "inference_mode": False,  # chains need scores in validation, too
+        "reload_dataloaders_every_n_epochs": 1,
+        "use_distributed_sampler": False,
+        "default_root_dir": folder,
+    }
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    return Trainer(**options | config.trainer, callbacks=callbacks, plugins=[AtomicCheckpoints()])
+
+
+def _fit(
+    trainer: Trainer, module: VariationalTraining, data: BatchedImages, checkpoint: Path | None, folder: Path
+) -> None:
+    """Fit; a Ctrl-C or SIGTERM leaves a run that can be resumed, and says how."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint else None)
+    except (KeyboardInterrupt, SystemExit):
+        trainer.state.status = "interrupted"  # type: ignore[assignment]
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    if trainer.state.status == "interrupted":
+        print(f"\nInterrupted. Continue with: mcvae train --resume {folder}", file=sys.stderr)
+        raise SystemExit(130)
+
+
+def _result(config: TrainConfig, metrics: Metrics, pictures: list[Path], folder: Path) -> dict[str, Any]:
+    return {
+        "status": "finished",
+        "data": config.data.name,
+        "method": config.method.name,
+        "num_steps": config.method.num_steps,
+        "seed": config.run.seed,
+        "epochs": config.run.epochs,
+        "seconds": round(metrics.seconds, 2),
+        "last": metrics.rows[-1],
+        "pictures": [str(path.relative_to(folder)) for path in pictures],
+        "versions": {"mcvae": mcvae.__version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
