@@ -3,6 +3,7 @@
 import os
 import sys
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def methods() -> None:
             print(f"  {name:<14} {entry.description}")
 
 
-def demo(folder: str = "runs/demo", epochs: int = 30, seed: int = 0) -> None:
+def demo(folder: str = "runs/demo", epochs: int = 60, seed: int = 0) -> None:
     """Train four methods on bundled digits with one budget, evaluate them on test images, and compare.
 
     Args:
@@ -151,7 +152,10 @@ def main(arguments: list[str] | None = None) -> int:
         command = ArgumentParser(description=summary)
         if function is train:
             command.add_argument("--config", action="config", help="YAML file, such as config.yaml of a run")
-        command.add_function_arguments(function, as_positional=True)
+        many = "folders" in signature(function).parameters
+        if many:
+            command.add_argument("folders", nargs="+", type=str, help="run folders")
+        command.add_function_arguments(function, as_positional=True, skip={"folders"} if many else set())
         commands.add_subcommand(name, command, help=summary)
     parsed = parser.parse_args(arguments)
     options = parser.instantiate_classes(parsed)[parsed.command].as_dict()

@@ -61,7 +61,8 @@ def build_model(
     outputs = (shape[0] * head.channels_per_channel, *shape[1:])
     features: nn.Module
     if network == "mlp":
-        features, generator = mlp_encoder(shape, 2 * latent_dim), mlp_decoder(outputs, latent_dim)
+        hidden = (256, 256) if max(shape[1:]) <= 16 else (512, 512)
+        features, generator = mlp_encoder(shape, 2 * latent_dim, hidden), mlp_decoder(outputs, latent_dim, hidden)
     elif network in _WIDTHS:
         features = conv_encoder(shape, 2 * latent_dim, _WIDTHS[network])
         generator = conv_decoder(outputs, latent_dim, _WIDTHS[network])

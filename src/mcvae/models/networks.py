@@ -58,7 +58,7 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(sizes):
         layers += [nn.Linear(fan_in, fan_out), nn.SiLU()]
-    return nn.Sequential(*layers[:-1])
+    return _initialised(nn.Sequential(*layers[:-1]))
 
 
 def mlp_encoder(shape: Shape, outputs: int, hidden: Sequence[int] = (512, 512)) -> nn.Module:
@@ -82,7 +82,7 @@ def conv_encoder(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64
         layers += [nn.Conv2d(fan_in, width, 3, stride=2, padding=1), nn.SiLU()]
         layers += [nn.Conv2d(width, width, 3, padding=1), nn.SiLU()]
     height, breadth = _halvings(shape, len(widths))[-1]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1] * height * breadth, outputs))
+    return _initialised(nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1] * height * breadth, outputs)))
 
 
 def conv_decoder(shape: Shape, latent_dim: int, widths: Sequence[int] = (16, 32, 64, 128)) -> nn.Module:
@@ -101,7 +101,20 @@ def conv_decoder(shape: Shape, latent_dim: int, widths: Sequence[int] = (16, 32,
     reversed_widths = [*widths[::-1], widths[0]]
     for (fan_in, width), size in zip(pairwise(reversed_widths), sizes[1:], strict=True):
         layers += [nn.Upsample(size=size, mode="nearest"), nn.Conv2d(fan_in, width, 3, padding=1), nn.SiLU()]
-    return nn.Sequential(*layers, nn.Conv2d(widths[0], shape[0], 3, padding=1))
+    return _initialised(nn.Sequential(*layers, nn.Conv2d(widths[0], shape[0], 3, padding=1)))
+
+
+def _initialised(network: nn.Sequential) -> nn.Sequential:
+    """Weights that keep the variance of activations (He et al.), except the last layer's.
+
+    torch's default shrinks signals layer by layer; a deep decoder then starts deaf to its latents, and stays so.
+    """
+    layers = [layer for layer in network if isinstance(layer, nn.Linear | nn.Conv2d)]
+    for layer in layers[:-1]:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    return network
 
 
 def _size(shape: Shape) -> int:

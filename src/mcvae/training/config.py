@@ -3,7 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["DataConfig", "MethodConfig", "ModelConfig", "OptimizerConfig", "RunConfig", "TrainConfig", "resolve"]
+__all__ = [
+    "DataConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "TrainConfig",
+    "default_folder",
+    "resolve",
+]
 
 
 @dataclass
@@ -32,7 +41,7 @@ class ModelConfig:
     """The networks and the likelihood.
 
     Args:
-        network: conv is the paper's; small is for 8 x 8 digits. auto: by the size of the images.
+        network: conv is the paper's, small has half its layers. auto: mlp up to 16 x 16 pixels, conv above.
         latent_dim: dimension of the latents; 16 for digits, 64 for grey images, 128 for colour, if not given.
         likelihood: auto: bernoulli for grey images, gaussian with fixed sigma for colour, as in the paper.
         sigma: standard deviation of the gaussian likelihood, or where it starts if learned.
@@ -93,7 +102,7 @@ class RunConfig:
     Args:
         epochs: passes over the training images.
         seed: of everything random. The same seed gives the same run, bit for bit.
-        folder: run folder; runs/DATA-METHOD-sSEED if not given.
+        folder: run folder; a name like runs/mnist-l-mcvae-k5-sigmoid-s0 if not given.
         likelihood_every: epochs between AIS-HMC likelihoods of validation images; 0: never.
         pictures_every: epochs between sample and reconstruction pictures; 0: only at the end.
         log_every: optimiser steps between TensorBoard points.
@@ -119,12 +128,27 @@ class TrainConfig:
     trainer: dict[str, Any] = field(default_factory=dict)
 
 
+def default_folder(config: TrainConfig) -> str:
+    """A name that says what the run is.
+
+    >>> default_folder(TrainConfig(method=MethodConfig("iwae", num_samples=50)))
+    'runs/digits-iwae-n50-s0'
+    """
+    method = config.method
+    parts = [config.data.name, method.name]
+    if method.name in ("l-mcvae", "a-mcvae", "uha"):
+        parts += [f"k{method.num_steps}", *([method.schedule] if method.schedule != "linear" else [])]
+    if method.num_samples is not None:
+        parts.append(f"n{method.num_samples}")
+    return "runs/" + "-".join([*parts, f"s{config.run.seed}"])
+
+
 def resolve(config: TrainConfig, shape: tuple[int, int, int], needs_flow: str | None) -> TrainConfig:
     """Replace every "auto" and None that depends on the data or the method: `config.yaml` says what was done."""
     grey, tiny = shape[0] == 1, max(shape[1:]) <= 16
     model, data = config.model, config.data
     if model.network == "auto":
-        model.network = "small" if tiny else "conv"
+        model.network = "mlp" if tiny else "conv"
     if model.latent_dim is None:
         model.latent_dim = 16 if tiny else 64 if grey else 128
     if model.likelihood == "auto":

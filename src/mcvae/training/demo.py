@@ -13,7 +13,7 @@ METHODS = {
     "vae": MethodConfig("vae"),
     "iwae": MethodConfig("iwae", num_samples=10),
     "l-mcvae": MethodConfig("l-mcvae", num_steps=5),
-    "a-mcvae": MethodConfig("a-mcvae", num_steps=5, num_samples=2),
+    "a-mcvae": MethodConfig("a-mcvae", num_steps=5, num_samples=3),
 }
 
 
@@ -30,6 +30,6 @@ def run_demo(folder: str, epochs: int, seed: int) -> list[str]:
             train(TrainConfig(data=DataConfig("digits", batch_size=50), method=method, run=config))
         if "evaluation" not in read_json(run / "result.json"):
             print(f"evaluating {name} on test images", flush=True)
-            evaluate_run(run)
+            evaluate_run(run, num_steps=30, num_samples=8)
         runs.append(str(run))
     return runs

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcvae.evidence import estimate_log_evidence
+from mcvae.evidence import estimate_log_evidence, pilot_step_sizes
+from mcvae.kernels import hmc
+from mcvae.models import LatentVariableModel
 from mcvae.randomness import seeded_generator
+from mcvae.schedules import Schedule, SigmoidSchedule
 from mcvae.training.files import load_run, read_config, read_json, write_atomically, write_json
 from mcvae.training.run import batches, prepare
 
@@ -44,16 +47,20 @@ def evaluate_run(
     config.data.limit = limit if limit is not None else config.data.limit
     start, rows = time.perf_counter(), list[Tensor]()
     work = list(enumerate(batches(images, config, split)))
+    schedule = SigmoidSchedule(num_steps, interior=True)
+    step_sizes = _tune(model, work[0][1], schedule, config.run.seed)
     for index, x in progress(work) if progress is not None else work:
         generator = seeded_generator("evaluate", config.run.seed, index)
         with torch.no_grad():
             bridge = model.bridge(x)
-            bound = objective(bridge, generator=generator).bound
+            repeats = [objective(bridge, generator=generator).bound for _ in range(_BOUND_REPEATS)]
+            bound = torch.stack(repeats).mean(0)
         evidence = estimate_log_evidence(
             bridge.log_joint,
             bridge.initial,
-            num_steps=num_steps,
+            schedule=schedule,
             num_samples=num_samples,
+            step_size=step_sizes,
             generator=generator,
         )
         columns = (bound, evidence.log_evidence, evidence.standard_error, evidence.ess, evidence.acceptance)
@@ -69,6 +76,19 @@ def evaluate_run(
     }
     write_json(folder / "result.json", result | {"evaluation": summary})
     return summary
+
+
+def _tune(model: LatentVariableModel, x: Tensor, schedule: Schedule, seed: int) -> Tensor:
+    """A step size per temperature, `[K]`, from pilot chains on a few images: frozen for all of them."""
+    with torch.no_grad():
+        bridge = model.bridge(x[:_PILOT_IMAGES])
+        generator = seeded_generator("pilot", seed)
+        steps = pilot_step_sizes(bridge, hmc(3), schedule().detach(), num_chains=8, generator=generator)
+    return steps.median(1).values.squeeze(-1)
+
+
+_PILOT_IMAGES = 20
+_BOUND_REPEATS = 10  # so that the noise of the chains does not drown the differences between methods
 
 
 def _summary(table: Tensor) -> dict[str, float]:

@@ -106,7 +106,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     if trainer.is_global_zero:
         save_model(folder, model, objective, config, images.shape)
         paths = pictures.draw(model)
-        write_json(folder / "result.json", _result(config, metrics, paths, folder))
+        write_json(folder / "result.json", _result(config, objective.num_samples, metrics, paths, folder))
     return folder
 
 
@@ -140,7 +140,8 @@ def _trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer
         "default_root_dir": folder,
     }
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    for noise in (".*does not have many workers.*", ".*LeafSpec.*", ".*smaller than the logging interval.*"):
+        warnings.filterwarnings("ignore", message=noise)
     return Trainer(**options | config.trainer, callbacks=callbacks, plugins=[AtomicCheckpoints()])
 
 
@@ -164,12 +165,15 @@ def _fit(
         raise SystemExit(130)
 
 
-def _result(config: TrainConfig, metrics: Metrics, pictures: list[Path], folder: Path) -> dict[str, Any]:
+def _result(
+    config: TrainConfig, num_samples: int, metrics: Metrics, pictures: list[Path], folder: Path
+) -> dict[str, Any]:
     return {
         "status": "finished",
         "data": config.data.name,
         "method": config.method.name,
         "num_steps": config.method.num_steps,
+        "num_samples": num_samples,
         "seed": config.run.seed,
         "epochs": config.run.epochs,
         "seconds": round(metrics.seconds, 2),
