@@ -41,8 +41,7 @@ def train(
     """
     from mcvae.training.run import train as fit
 
-    folder = fit(TrainConfig(data, model, method, optimizer, run, trainer or {}), resume=resume)
-    print(f"{folder}: trained. Next: mcvae evaluate {folder}")
+    fit(TrainConfig(data, model, method, optimizer, run, trainer or {}), resume=resume)
 
 
 def evaluate(
@@ -142,6 +141,22 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     arguments = _expand([argument for argument in arguments if argument != "--debug"])
+    parser = build_parser()
+    parsed = parser.parse_args(arguments)
+    options = parser.instantiate(parsed)[parsed.command].as_dict()
+    options.pop("config", None)
+    try:
+        COMMANDS[parsed.command](**options)
+    except Exception as error:
+        if debug or not _is_users_mistake(error):
+            raise
+        print(f"mcvae {parsed.command}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build_parser() -> Any:
+    """The parser of all commands, with a subparser each."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(prog="mcvae", description="Monte Carlo variational auto-encoders.")
@@ -157,17 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
             command.add_argument("folders", nargs="+", type=str, help="run folders")
         command.add_function_arguments(function, as_positional=True, skip={"folders"} if many else set())
         commands.add_subcommand(name, command, help=summary)
-    parsed = parser.parse_args(arguments)
-    options = parser.instantiate_classes(parsed)[parsed.command].as_dict()
-    options.pop("config", None)
-    try:
-        COMMANDS[parsed.command](**options)
-    except Exception as error:
-        if debug or not _is_users_mistake(error):
-            raise
-        print(f"mcvae {parsed.command}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return parser
 
 
 def _expand(arguments: list[str]) -> list[str]:

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 import mcvae
 from mcvae.data import TRANSFORMS, Batches, Images, load_images
 from mcvae.training.callbacks import AtomicCheckpoints, Checkpoints, HeldOutLikelihood, Metrics, Pictures
-from mcvae.training.config import TrainConfig, resolve
+from mcvae.training.config import TrainConfig, default_folder, resolve
 from mcvae.training.files import RunError, build, read_config, read_json, save_model, write_config, write_json
 from mcvae.training.methods import METHODS
 from mcvae.training.module import VariationalTraining
@@ -83,31 +84,37 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     assert config is not None, "give a configuration or a run to resume"
     config, images = prepare(config)
     if resume is None:
-        folder = Path(config.run.folder or f"runs/{config.data.name}-{config.method.name}-s{config.run.seed}")
-        if (folder / "config.yaml").exists():
-            raise RunError(
-                f"{folder} holds a run already. Continue it with --resume {folder}, choose another --run.folder, or "
-                "remove it."
-            )
+        folder = Path(config.run.folder or default_folder(config))
         config.run.folder = str(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_config(folder, config)
     seed_everything(config.run.seed, verbose=False)
     model, objective = build(config.model, config.method, images.shape)
     module = VariationalTraining(model, objective, config.optimizer, seed=config.run.seed, epochs=config.run.epochs)
     last = folder / "checkpoints" / "last.ckpt"
     metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
     held_out = next(iter(batches(images, config, "validation")), torch.empty(0)) if len(images.validation) else None
-    callbacks = [pictures, Checkpoints(folder), metrics]
+    callbacks = [pictures, metrics, Checkpoints(folder)]  # a checkpoint remembers the row of its epoch
     if held_out is not None:
         callbacks.insert(0, HeldOutLikelihood(held_out, config.run.likelihood_every, config.run.seed))
     trainer = _trainer(config, folder, callbacks)
+    if resume is None:
+        rank_zero_only(_create)(folder, config)  # other processes of a distributed run come here, too
     _fit(trainer, module, BatchedImages(images, config), last if last.exists() else None, folder)
     if trainer.is_global_zero:
         save_model(folder, model, objective, config, images.shape)
         paths = pictures.draw(model)
         write_json(folder / "result.json", _result(config, objective.num_samples, metrics, paths, folder))
+        print(f"{folder}: trained. Next: mcvae evaluate {folder}")
     return folder
+
+
+def _create(folder: Path, config: TrainConfig) -> None:
+    if (folder / "config.yaml").exists():
+        raise RunError(
+            f"{folder} holds a run already. Continue it with --resume {folder}, choose another --run.folder, or "
+            "remove it."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, config)
 
 
 def _finished(folder: Path) -> bool:

@@ -1,0 +1,169 @@
+"""The command line as a person meets it."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from mcvae.cli import _expand, build_parser, main
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _single_precision():
+    torch.set_default_dtype(torch.float32)
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "mcvae.cli", *arguments], capture_output=True, text=True)
+
+
+def test_help_does_not_wait_for_torch():
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = run("--help")
+        seconds.append(time.perf_counter() - start)
+        assert done.returncode == 0
+    assert min(seconds) < 0.5
+    for command in ("train", "evaluate", "sample", "compare", "methods", "demo"):
+        assert command in done.stdout
+    program = "import sys; from mcvae.cli import build_parser; build_parser(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "compare", "methods", "demo"])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as done:
+        main([command, "--help"])
+    assert done.value.code == 0
+    assert "--help" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_shipped_configuration_parses(path):
+    parsed = build_parser().parse_args(["train", "--config", str(path)])
+    content = yaml.safe_load(path.read_text())
+    assert parsed.train.data.name == path.parent.name == content["data"]["name"]
+    assert parsed.train.method.name == content["method"]["name"]
+    from mcvae.training.config import MethodConfig
+    from mcvae.training.methods import build_objective
+
+    method = MethodConfig(**parsed.train.method.as_dict())
+    assert build_objective(method, 8).schedule.num_steps == content["method"].get("num_steps", 0)
+
+
+def test_the_papers_grid_is_complete():
+    names = {path.stem for path in CONFIGS if path.parent.name == "mnist"}
+    expected = {"vae", "iwae-10", "iwae-50", "realnvp"}
+    for schedule in ("linear", "sigmoid", "learned"):
+        expected |= {f"l-mcvae-{schedule}-k{k}" for k in (5, 10)} | {f"a-mcvae-{schedule}-k{k}" for k in (3, 5)}
+    assert names == expected
+    assert {path.parent.name for path in CONFIGS} == {"mnist", "cifar10", "celeba"}
+    assert len(CONFIGS) == 3 * len(expected)
+
+
+def test_print_config_can_be_read_back(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["train", "--data", "mnist", "--method=iwae", "--run.seed", "7", "--print_config"])
+    path = tmp_path / "config.yaml"
+    path.write_text(capsys.readouterr().out)
+    parsed = build_parser().parse_args(["train", "--config", str(path), "--run.epochs", "3"])
+    assert (parsed.train.data.name, parsed.train.method.name) == ("mnist", "iwae")
+    assert (parsed.train.run.seed, parsed.train.run.epochs) == (7, 3)
+
+
+def test_plain_names_are_shorthands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert _expand(["--data", "mnist", "--method=vae"]) == ["--data.name", "mnist", "--method.name=vae"]
+    assert _expand(["--data.root", "x"]) == ["--data.root", "x"]
+    (tmp_path / "data.yaml").write_text("name: mnist\n")
+    assert _expand(["--data", "data.yaml"]) == ["--data", "data.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--method", "mcmc"], "unknown method 'mcmc'; known are vae, iwae"),
+        (["train", "--data", "minst"], "mnist"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
+        (["evaluate", "nowhere"], "nowhere is not a run folder"),
+        (["compare", "nowhere"], "nowhere is not a run folder"),
+        (["sample", "nowhere"], "model.json does not exist"),
+        (["train", "--trainer.gpus", "1"], "unknown trainer option gpus"),
+    ],
+)
+def test_a_users_mistake_gets_a_sentence_and_no_traceback(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(Exception, match=r".+"):  # --debug shows where it came from
+        main([*arguments, "--debug"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["trian"], ["train", "--optimizer.learning_rate", "fast"], ["train", "--x", "1"]]
+)
+def test_wrong_words_are_refused_by_the_parser(arguments, capsys):
+    with pytest.raises(SystemExit) as done:
+        main(arguments)
+    assert done.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_methods_lists_what_there_is(capsys):
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("vae", "l-mcvae", "a-mcvae", "realnvp", "digits", "celeba"):
+        assert any(line.strip().startswith(name) for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_train_evaluate_sample_compare(capsys, tmp_path, monkeypatch):
+    """The whole way of a new user, on very short runs, and the demonstration in small."""
+    monkeypatch.chdir(tmp_path)
+    short = ["--data.limit", "100", "--data.batch_size", "50", "--model.latent_dim", "4", "--run.epochs", "1"]
+    assert main(["train", "--data", "digits", "--method", "vae", *short]) == 0
+    assert main(["train", "--data", "digits", "--method", "l-mcvae", "--method.num_steps", "2", *short]) == 0
+    runs = ["runs/digits-vae-s0", "runs/digits-l-mcvae-k2-s0"]
+    assert main(["compare", *runs]) == 0
+    assert "not evaluated" in capsys.readouterr().out
+    assert main(["evaluate", *runs, "--num_steps", "3", "--num_samples", "4", "--limit", "50"]) == 0
+    output = capsys.readouterr().out
+    assert "Best likelihood" in output
+    assert "bound - VAE's" in output
+    assert "±" in output
+    assert main(["sample", runs[0], "--number", "9", "--out", "drawn.png"]) == 0
+    assert (tmp_path / "drawn.png").stat().st_size > 100
+
+
+def test_paired_differences_see_the_method_and_not_the_image(tmp_path):
+    """Images differ by 10 nats, methods by 0.1: unpaired that would be lost in a standard error of 1."""
+    import json
+    import random
+
+    from mcvae.report.compare import collect, paired_difference
+
+    source = random.Random(0)
+    images = [source.gauss(-80, 10) for _ in range(100)]
+    for name, shift in (("a", 0.0), ("b", 0.1)):
+        (tmp_path / name).mkdir()
+        evaluation = {"split": "test", "num_images": 100}
+        result = {"data": "digits", "seed": 0, "method": name, "evaluation": evaluation}
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+        rows = "".join(f"{i},{value + shift + source.gauss(0, 0.01)}\n" for i, value in enumerate(images))
+        (tmp_path / name / "evaluation.csv").write_text("image,bound\n" + rows)
+    first, second = collect([str(tmp_path / "a"), str(tmp_path / "b")])
+    mean, error = paired_difference(second, first)
+    assert abs(mean - 0.1) < 5 * error < 0.02
+    second["seed"] = 1  # other binarised images
+    assert paired_difference(second, first) is None
