@@ -12,7 +12,7 @@ install: .venv/installed
 	touch $@
 
 demo: install
-	$(BIN)/python examples/evidence.py
+	$(BIN)/mcvae demo
 
 test: install
 	$(BIN)/pytest --numprocesses 2
