@@ -97,6 +97,10 @@ def test_plain_names_are_shorthands(tmp_path, monkeypatch):
         (["compare", "nowhere"], "nowhere is not a run folder"),
         (["sample", "nowhere"], "model.json does not exist"),
         (["train", "--trainer.gpus", "1"], "unknown trainer option gpus"),
+        (["train", "--run.epochs", "0"], "--run.epochs must be at least 1, got 0"),
+        (["train", "--data.batch_size", "-5"], "--data.batch_size must be at least 1, got -5"),
+        (["train", "--optimizer.learning_rate", "0"], "--optimizer.learning_rate must be positive, got 0.0"),
+        (["sample", "nowhere", "--number", "0"], "--number must be at least 1, got 0"),
     ],
 )
 def test_a_users_mistake_gets_a_sentence_and_no_traceback(arguments, message, capsys, tmp_path, monkeypatch):

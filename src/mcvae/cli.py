@@ -85,6 +85,8 @@ def sample(folder: str, number: int = 64, out: str | None = None, seed: int = 0)
     from mcvae.training.files import load, read_json
     from mcvae.training.pictures import save_grid
 
+    if number < 1:
+        raise ValueError(f"--number must be at least 1, got {number}.")
     model = load(folder)
     latent_dim = read_json(Path(folder) / "model.json")["model"]["latent_dim"]
     path = Path(out) if out else Path(folder) / "pictures" / "drawn.png"

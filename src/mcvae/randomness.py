@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 __all__ = ["draw", "seeded_generator", "standard_normal", "uniform"]
 
 
-def seeded_generator(*parts: int | str, device: torch.device | str = "cpu") -> Generator:
+def seeded_generator(*parts: int | str | None, device: torch.device | str = "cpu") -> Generator:
     """A generator whose seed is a stable function of `parts`: a random stream that can be entered anywhere.
 
     >>> seeded_generator("noise", 3, 14).initial_seed() == seeded_generator("noise", 3, 14).initial_seed()

@@ -1,12 +1,12 @@
 """Batches as a function of (seed, epoch): the same on every machine, however many processes share them."""
 
-import hashlib
 from collections.abc import Iterator
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from mcvae.data.transforms import Transform
+from mcvae.randomness import seeded_generator
 
 __all__ = ["Batches"]
 
@@ -73,15 +73,9 @@ class Batches:
     def __iter__(self) -> Iterator[Tensor]:
         order = None
         if self.epoch is not None:
-            order = torch.randperm(len(self.pixels), generator=_generator("order", self.seed, self.epoch))
+            order = torch.randperm(len(self.pixels), generator=seeded_generator("order", self.seed, self.epoch))
         for index in range(len(self)):
             rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
             pixels = self.pixels[rows] if order is None else self.pixels[order[rows]]
-            batch = self.transform(pixels, _generator("noise", self.seed, self.epoch, index))
+            batch = self.transform(pixels, seeded_generator("noise", self.seed, self.epoch, index))
             yield batch.tensor_split(self.world_size)[self.rank]
-
-
-def _generator(*key: str | int | None) -> Generator:
-    """A generator whose stream is a function of the key, by a hash that is the same in every process and version."""
-    digest = hashlib.sha256(repr(key).encode()).digest()
-    return Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # torch takes seeds below 2⁶³

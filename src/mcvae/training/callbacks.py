@@ -16,7 +16,7 @@ from torch import Tensor
 from mcvae.evidence import estimate_log_evidence
 from mcvae.models import LatentVariableModel
 from mcvae.randomness import draw, seeded_generator
-from mcvae.training.files import write_atomically
+from mcvae.training.files import RunError, write_atomically
 from mcvae.training.module import VariationalTraining
 from mcvae.training.pictures import save_grid
 
@@ -34,7 +34,13 @@ class AtomicCheckpoints(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Read without executing anything."""
-        return torch.load(path, map_location=map_location, weights_only=True)
+        try:
+            return torch.load(path, map_location=map_location, weights_only=True)
+        except Exception as error:
+            raise RunError(
+                f"the checkpoint {path} cannot be read ({type(error).__name__}). Copy best.ckpt over it to go on from "
+                "there, or remove it to start the run again."
+            ) from error
 
 
 class Checkpoints(Checkpoint):

@@ -10,6 +10,7 @@ __all__ = [
     "OptimizerConfig",
     "RunConfig",
     "TrainConfig",
+    "check",
     "default_folder",
     "resolve",
 ]
@@ -141,6 +142,34 @@ def default_folder(config: TrainConfig) -> str:
     if method.num_samples is not None:
         parts.append(f"n{method.num_samples}")
     return "runs/" + "-".join([*parts, f"s{config.run.seed}"])
+
+
+def check(config: TrainConfig) -> None:
+    """Raise a ValueError that names the option, for numbers that make no sense."""
+    least = {
+        "data.batch_size": (config.data.batch_size, 1),
+        "data.validation": (config.data.validation, 0),
+        "data.limit": (config.data.limit, 1),
+        "model.latent_dim": (config.model.latent_dim, 1),
+        "method.num_steps": (config.method.num_steps, 0),
+        "method.num_samples": (config.method.num_samples, 1),
+        "optimizer.clip": (config.optimizer.clip, 0),
+        "optimizer.patience": (config.optimizer.patience, 1),
+        "run.epochs": (config.run.epochs, 1),
+        "run.likelihood_every": (config.run.likelihood_every, 0),
+        "run.pictures_every": (config.run.pictures_every, 0),
+        "run.log_every": (config.run.log_every, 1),
+    }
+    for name, (value, smallest) in least.items():
+        if value is not None and value < smallest:
+            raise ValueError(f"--{name} must be at least {smallest}, got {value}.")
+    for name, number in {
+        "model.sigma": config.model.sigma,
+        "method.step_size": config.method.step_size,
+        "optimizer.learning_rate": config.optimizer.learning_rate,
+    }.items():
+        if not number > 0:
+            raise ValueError(f"--{name} must be positive, got {number}.")
 
 
 def resolve(config: TrainConfig, shape: tuple[int, int, int], needs_flow: str | None) -> TrainConfig:

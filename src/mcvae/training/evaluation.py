@@ -47,6 +47,8 @@ def evaluate_run(
     config.data.limit = limit if limit is not None else config.data.limit
     start, rows = time.perf_counter(), list[Tensor]()
     work = list(enumerate(batches(images, config, split)))
+    if not work:
+        raise ValueError(f"there are no {split} images to evaluate on (limit {limit}).")
     schedule = SigmoidSchedule(num_steps, interior=True)
     step_sizes = _tune(model, work[0][1], schedule, config.run.seed)
     for index, x in progress(work) if progress is not None else work:

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 import mcvae
 from mcvae.data import TRANSFORMS, Batches, Images, load_images
 from mcvae.training.callbacks import AtomicCheckpoints, Checkpoints, HeldOutLikelihood, Metrics, Pictures
-from mcvae.training.config import TrainConfig, default_folder, resolve
+from mcvae.training.config import TrainConfig, check, default_folder, resolve
 from mcvae.training.files import RunError, build, read_config, read_json, save_model, write_config, write_json
 from mcvae.training.methods import METHODS
 from mcvae.training.module import VariationalTraining
@@ -60,6 +60,7 @@ def batches(
 
 def prepare(config: TrainConfig) -> tuple[TrainConfig, Images]:
     """Load the images and settle everything that "auto" left open."""
+    check(config)
     if config.method.name not in METHODS:
         raise ValueError(f"unknown method {config.method.name!r}; known are {', '.join(METHODS)}.")
     images = load_images(config.data.name, config.data.root, validation=config.data.validation)
