@@ -333,6 +333,38 @@ def test_too_many_non_finite_steps_in_a_row_end_the_run_with_advice():
     fit(Fragile({2, 3, 5, 6}), patience=3)  # not in a row
 
 
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ({"learning_rate": 100.0}, {}),
+        ({"patience": 3}, {"step_size": 1e6, "step_sizes": "fixed"}),
+    ],
+)
+def test_real_divergence_is_skipped_counted_and_ends_with_advice(options, method, tmp_path):
+    """A learning rate that ruins the weights, and steps that no chain survives."""
+    config = configuration(tmp_path / "run", epochs=30, **method)
+    config.optimizer = OptimizerConfig(**{"patience": 10, **options})
+    with pytest.raises(DivergedError, match="non-finite steps in a row"):
+        train(config)
+
+
+def test_a_run_that_was_stopped_early_is_not_called_finished(tmp_path, capsys):
+    config = configuration(tmp_path / "run", "vae", epochs=3)
+    config.trainer["max_steps"] = 4
+    folder = train(config)
+    assert "stopped after epoch 1 of 3" in capsys.readouterr().out
+    assert not (folder / "result.json").exists()
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_other_precisions_train_to_the_end(precision, tmp_path):
+    config = configuration(tmp_path / "run", epochs=1)
+    config.trainer["precision"], config.run.likelihood_every = precision, 1
+    folder = train(config)
+    assert mcvae.load(folder).decoder(torch.zeros(1, 4)).mean.dtype == torch.float32
+    assert evaluate_run(folder, num_steps=2, num_samples=2, limit=10)["bound"] < 0
+
+
 def test_damaged_run_folders_are_named(finished, tmp_path):
     import shutil
 

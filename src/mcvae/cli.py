@@ -1,6 +1,5 @@
 """The command line. Every command is a typed function; torch is imported when one runs, not before."""
 
-import os
 import sys
 from functools import partial
 from inspect import signature
@@ -39,9 +38,12 @@ def train(
         trainer: options of Lightning's Trainer, such as --trainer.devices 2 --trainer.strategy ddp.
         resume: run folder to continue; its config.yaml decides everything else.
     """
+    config = TrainConfig(data, model, method, optimizer, run, trainer or {})
+    if resume is not None and config != TrainConfig():
+        raise ValueError(f"--resume goes on with the settings of {resume}/config.yaml; leave out all other options.")
     from mcvae.training.run import train as fit
 
-    fit(TrainConfig(data, model, method, optimizer, run, trainer or {}), resume=resume)
+    fit(config, resume=resume)
 
 
 def evaluate(
@@ -103,7 +105,7 @@ def compare(folders: list[str]) -> None:
     """
     from mcvae.report.compare import collect, show
 
-    show(collect(folders))
+    show(collect(folders, skip_unfinished=True))
 
 
 def methods() -> None:
@@ -149,6 +151,9 @@ def main(arguments: list[str] | None = None) -> int:
     options.pop("config", None)
     try:
         COMMANDS[parsed.command](**options)
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return 130
     except Exception as error:
         if debug or not _is_users_mistake(error):
             raise
@@ -182,7 +187,7 @@ def _expand(arguments: list[str]) -> list[str]:
     for index, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
         following = value or (arguments[index + 1] if index + 1 < len(arguments) else "")
-        is_name = name in SHORTHANDS and following and "{" not in following and not os.path.exists(following)
+        is_name = name in SHORTHANDS and following and not following.endswith((".yaml", ".yml", ".json", "}"))
         expanded.append(argument.replace(name, f"{name}.name", 1) if is_name else argument)
     return expanded
 
@@ -190,7 +195,7 @@ def _expand(arguments: list[str]) -> list[str]:
 def _is_users_mistake(error: Exception) -> bool:
     """Errors that are written for a person; anything else is ours and shows its traceback."""
     plain = {"DataError", "RunError", "DivergedError", "MisconfigurationException"}
-    return type(error).__name__ in plain or isinstance(error, ValueError | FileNotFoundError | PermissionError)
+    return type(error).__name__ in plain or isinstance(error, ValueError | OSError)
 
 
 if __name__ == "__main__":

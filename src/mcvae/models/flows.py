@@ -49,6 +49,6 @@ class FlowEncoder(nn.Module):
 
         features = self.network(x)
         location, raw_scale = features.chunk(2, -1)
-        base = Independent(Normal(location, nn.functional.softplus(raw_scale)), 1)
+        base = Independent(Normal(location, nn.functional.softplus(raw_scale), validate_args=False), 1)
         flow: Distribution = NormalizingFlow(self.transform(features), base)
         return flow

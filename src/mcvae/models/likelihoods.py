@@ -52,7 +52,7 @@ class GaussianLikelihood(Likelihood):
     def forward(self, output: Tensor) -> Distribution:
         """See `Likelihood`."""
         mean = output.sigmoid()
-        return Independent(Normal(mean, self.log_sigma.exp().expand_as(mean)), 3)
+        return Independent(Normal(mean, self.log_sigma.exp().expand_as(mean), validate_args=False), 3)
 
 
 class LogisticLikelihood(Likelihood):

@@ -29,7 +29,8 @@ class GaussianEncoder(nn.Module):
     def forward(self, x: Tensor) -> Distribution:
         """Distribution of the latents, batch `[B]`, event `[D]`."""
         location, raw_scale = self.network(x).chunk(2, -1)
-        return Independent(Normal(location, nn.functional.softplus(raw_scale)), 1)
+        # unvalidated: a scale that underflows is recognised by Bridge.sample, which says so
+        return Independent(Normal(location, nn.functional.softplus(raw_scale), validate_args=False), 1)
 
 
 class Decoder(nn.Module):

@@ -14,21 +14,42 @@ __all__ = ["collect", "comparison", "paired_difference", "show"]
 
 Result = dict[str, Any]
 
+_KIND = ("data", "transform", "likelihood")
+"""What must agree for likelihoods to be comparable: densities and probabilities, of the same data."""
 
-def collect(folders: list[str]) -> list[Result]:
-    """Results of runs, each with its folder; a folder without one is an error that says what to do."""
+
+def collect(folders: list[str], *, skip_unfinished: bool = False) -> list[Result]:
+    """Results of runs, each with its folder. A folder of run folders stands for those in it.
+
+    Args:
+        folders: run folders, or folders of them.
+        skip_unfinished: leave out runs without a result, with a note, instead of raising an error.
+    """
     results = []
-    for folder in folders:
-        path = Path(folder) / "result.json"
-        if not path.exists():
-            started = (Path(folder) / "config.yaml").exists()
-            raise FileNotFoundError(
-                f"{folder} is not finished; continue it with: mcvae train --resume {folder}"
-                if started
-                else f"{folder} is not a run folder: it has neither result.json nor config.yaml."
-            )
-        results.append({"folder": folder} | json.loads(path.read_text()))
+    for folder in _runs(folders):
+        path = folder / "result.json"
+        if path.exists():
+            results.append({"folder": str(folder)} | json.loads(path.read_text()))
+        elif skip_unfinished:
+            print(f"{folder} is not finished; continue it with: mcvae train --resume {folder}")
+        else:
+            raise FileNotFoundError(f"{folder} is not finished; continue it with: mcvae train --resume {folder}")
     return results
+
+
+def _runs(folders: list[str]) -> list[Path]:
+    """The run folders among `folders` and directly inside them."""
+    runs: list[Path] = []
+    for folder in map(Path, folders):
+        inside = [] if _is_run(folder) else sorted(path for path in folder.glob("*") if _is_run(path))
+        if not inside and not _is_run(folder):
+            raise FileNotFoundError(f"{folder} is not a run folder: it has neither result.json nor config.yaml.")
+        runs += inside or [folder]
+    return list(dict.fromkeys(runs))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "result.json").exists() or (folder / "config.yaml").exists()
 
 
 def paired_difference(result: Result, baseline: Result, column: str = "bound") -> tuple[float, float] | None:
@@ -36,7 +57,7 @@ def paired_difference(result: Result, baseline: Result, column: str = "bound") -
 
     Images differ far more than methods do. Differences per image see the method, not the image.
     """
-    same = all(result.get(key) == baseline.get(key) for key in ("data", "seed")) and all(
+    same = all(result.get(key) == baseline.get(key) for key in (*_KIND, "seed", "batch_size")) and all(
         result["evaluation"][key] == baseline["evaluation"][key] for key in ("split", "num_images")
     )
     if not same or result["folder"] == baseline["folder"]:
@@ -56,15 +77,15 @@ def comparison(results: list[Result]) -> Table:
     table = Table(title="Held-out images, in nats, ± standard error over images")
     baseline = next((r for r in results if r["method"] == "vae" and "evaluation" in r), None)
     versus = ["bound - VAE's"] if baseline else []
-    for column in ("run", "method", "bound", *versus, "NLL", "bound below NLL by", "ESS", "seconds"):
-        table.add_column(column, justify="left" if column in ("run", "method") else "right")
-    for result in sorted(results, key=lambda r: r.get("evaluation", {}).get("nll", math.inf)):
+    for column in ("run", "data", "method", "bound", *versus, "NLL", "bound below NLL by", "ESS", "seconds"):
+        table.add_column(column, justify="left" if column in ("run", "data", "method") else "right")
+    for result in sorted(results, key=lambda r: (*_kind(r), r.get("evaluation", {}).get("nll", math.inf))):
         table.add_row(*_row(result, baseline))
     return table
 
 
 def _row(result: Result, baseline: Result | None) -> list[str]:
-    name = [result["folder"], describe(result)]
+    name = [result["folder"], result["data"], describe(result)]
     measured = result.get("evaluation")
     if measured is None:
         return [*name, "not evaluated", *[""] * (3 + (baseline is not None)), f"{result['seconds']:.0f}"]
@@ -93,11 +114,16 @@ def show(results: list[Result]) -> None:
     if not console.is_terminal:
         console = Console(width=140)
     console.print(comparison(results))
-    evaluated = [r for r in results if "evaluation" in r]
-    if len(evaluated) > 1:
-        best_nll = min(evaluated, key=lambda r: r["evaluation"]["nll"])
-        best_bound = max(evaluated, key=lambda r: r["evaluation"]["bound"])
-        console.print(
-            f"Best likelihood: {describe(best_nll)} (NLL {best_nll['evaluation']['nll']:.2f}). "
-            f"Highest bound: {describe(best_bound)} ({best_bound['evaluation']['bound']:.2f})."
-        )
+    for kind in sorted({_kind(r) for r in results}):
+        evaluated = [r for r in results if "evaluation" in r and _kind(r) == kind]
+        if len(evaluated) > 1:
+            best_nll = min(evaluated, key=lambda r: r["evaluation"]["nll"])
+            best_bound = max(evaluated, key=lambda r: r["evaluation"]["bound"])
+            console.print(
+                f"{kind[0]}: best likelihood {describe(best_nll)} (NLL {best_nll['evaluation']['nll']:.2f}), "
+                f"highest bound {describe(best_bound)} ({best_bound['evaluation']['bound']:.2f})."
+            )
+
+
+def _kind(result: Result) -> tuple[str, ...]:
+    return tuple(str(result.get(key)) for key in _KIND)

@@ -16,7 +16,9 @@ from torch import Tensor
 from mcvae.evidence import estimate_log_evidence
 from mcvae.models import LatentVariableModel
 from mcvae.randomness import draw, seeded_generator
+from mcvae.schedules import SigmoidSchedule
 from mcvae.training.files import RunError, write_atomically
+from mcvae.training.likelihood import shared_step_sizes
 from mcvae.training.module import VariationalTraining
 from mcvae.training.pictures import save_grid
 
@@ -69,23 +71,27 @@ class Checkpoints(Checkpoint):
 
 
 class HeldOutLikelihood(Callback):
-    """AIS-HMC likelihood of some validation images every few epochs, as `val_nll`."""
+    """AIS-HMC likelihood of the first 50 validation images every few epochs, as `val_nll`."""
 
     def __init__(self, images: Tensor, every: int, seed: int, num_steps: int = 20, num_samples: int = 16):
-        self.images, self.every, self.seed = images, every, seed
+        self.images, self.every, self.seed = images[:50], every, seed
         self.num_steps, self.num_samples = num_steps, num_samples
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Estimate and log."""
         if self.every and len(self.images) and (trainer.current_epoch + 1) % self.every == 0:
-            device = pl_module.device
+            model, device = cast(VariationalTraining, pl_module).model, pl_module.device
+            images = self.images.to(next(model.parameters()))
+            schedule = SigmoidSchedule(self.num_steps, interior=True)
+            steps = shared_step_sizes(model, images, schedule, self.seed)
             with torch.no_grad():
-                bridge = cast(VariationalTraining, pl_module).model.bridge(self.images.to(device))
+                bridge = model.bridge(images)
             evidence = estimate_log_evidence(
                 bridge.log_joint,
                 bridge.initial,
-                num_steps=self.num_steps,
+                schedule=schedule,
                 num_samples=self.num_samples,
+                step_size=steps,
                 generator=seeded_generator("likelihood", self.seed, device=device),
             )
             pl_module.log("val_nll", -evidence.log_evidence.mean().float(), rank_zero_only=True)
@@ -170,7 +176,7 @@ class Pictures(Callback):
         samples, reconstructions = self.folder / f"samples{suffix}.png", self.folder / f"reconstructions{suffix}.png"
         save_grid(mean_images(model, 64, self.latent_dim, self.seed), samples)
         with torch.no_grad():
-            originals = self.images[:32].to(device)
+            originals = self.images[:32].to(next(model.parameters()))
             z = draw(model.encoder(originals), (), seeded_generator("reconstruct", self.seed, device=device))
             pairs = torch.stack([originals, model.decoder(z).mean], 1).flatten(0, 1)
         save_grid(pairs, reconstructions, columns=8)

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcvae.evidence import estimate_log_evidence, pilot_step_sizes
-from mcvae.kernels import hmc
-from mcvae.models import LatentVariableModel
+from mcvae.evidence import estimate_log_evidence
 from mcvae.randomness import seeded_generator
-from mcvae.schedules import Schedule, SigmoidSchedule
+from mcvae.schedules import SigmoidSchedule
 from mcvae.training.files import load_run, read_config, read_json, write_atomically, write_json
+from mcvae.training.likelihood import shared_step_sizes
 from mcvae.training.run import batches, prepare
 
 __all__ = ["evaluate_run"]
@@ -41,6 +40,8 @@ def evaluate_run(
         progress: wraps the list of batches, such as `rich.progress.track`.
     """
     folder = Path(folder)
+    if limit is not None and limit < 2:
+        raise ValueError(f"--limit must be at least 2, got {limit}: a standard error needs two images.")
     result = read_json(folder / "result.json")
     model, objective = load_run(folder)
     config, images = prepare(read_config(folder))
@@ -50,7 +51,7 @@ def evaluate_run(
     if not work:
         raise ValueError(f"there are no {split} images to evaluate on (limit {limit}).")
     schedule = SigmoidSchedule(num_steps, interior=True)
-    step_sizes = _tune(model, work[0][1], schedule, config.run.seed)
+    step_sizes = shared_step_sizes(model, work[0][1], schedule, config.run.seed)
     for index, x in progress(work) if progress is not None else work:
         generator = seeded_generator("evaluate", config.run.seed, index)
         with torch.no_grad():
@@ -80,16 +81,6 @@ def evaluate_run(
     return summary
 
 
-def _tune(model: LatentVariableModel, x: Tensor, schedule: Schedule, seed: int) -> Tensor:
-    """A step size per temperature, `[K]`, from pilot chains on a few images: frozen for all of them."""
-    with torch.no_grad():
-        bridge = model.bridge(x[:_PILOT_IMAGES])
-        generator = seeded_generator("pilot", seed)
-        steps = pilot_step_sizes(bridge, hmc(3), schedule().detach(), num_chains=8, generator=generator)
-    return steps.median(1).values.squeeze(-1)
-
-
-_PILOT_IMAGES = 20
 _BOUND_REPEATS = 10  # so that the noise of the chains does not drown the differences between methods
 
 

@@ -69,12 +69,14 @@ class VariationalTraining(LightningModule):
         """The loss of one batch; NaN, with a NaN gradient, where the model cannot be evaluated."""
         try:
             estimate = self.objective(self.model.bridge(batch), generator=self._generator("train", batch_idx))
-        except ValueError as error:  # distributions complain so about parameters that are NaN
-            if isinstance(error, NonFiniteDensityError) or not self._parameters_finite():
-                return torch.stack([p.sum() for p in self.parameters() if p.requires_grad]).sum() * math.nan
+        except ValueError as error:
+            if _means_non_finite(error):
+                return self._no_loss()
             raise
-        self._estimate = estimate
         bound = estimate.bound.mean()
+        if not bool(bound.isfinite()):
+            return self._no_loss()
+        self._estimate = estimate
         self._bounds["train"].append(bound)
         step = {"bound": bound}
         if len(estimate.trajectory.acceptance):
@@ -82,6 +84,10 @@ class VariationalTraining(LightningModule):
             step["step_size"] = self.objective.step_sizes().detach().mean()
         self.log_dict({name: value.float() for name, value in step.items()}, prog_bar=True)
         return estimate.loss.mean()
+
+    def _no_loss(self) -> Tensor:
+        """NaN, with a NaN gradient: averaged over processes it makes all of them skip the step."""
+        return torch.stack([p.sum() for p in self.parameters() if p.requires_grad]).sum() * math.nan
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Clip the gradient; leave out the step if it is not finite, count it, and give up after too many."""
@@ -123,8 +129,13 @@ class VariationalTraining(LightningModule):
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """The bound of one validation batch; changes nothing."""
-        estimate = self.objective(self.model.bridge(batch), generator=self._generator("validation", batch_idx))
-        self._bounds["validation"].append(estimate.bound)
+        try:
+            estimate = self.objective(self.model.bridge(batch), generator=self._generator("validation", batch_idx))
+            self._bounds["validation"].append(estimate.bound)
+        except ValueError as error:
+            if not _means_non_finite(error):
+                raise
+            self._bounds["validation"].append(torch.full((len(batch),), torch.nan, device=self.device).double())
 
     def on_validation_epoch_end(self) -> None:
         """Log the validation bound."""
@@ -143,6 +154,11 @@ class VariationalTraining(LightningModule):
     def _generator(self, purpose: str, batch_idx: int) -> torch.Generator:
         epoch = self.current_epoch if purpose == "train" else 0
         return seeded_generator(purpose, self.seed, epoch, batch_idx, self.global_rank, device=self.device)
+
+
+def _means_non_finite(error: ValueError) -> bool:
+    """Ours, or that of a distribution of torch whose parameters are NaN or have underflowed."""
+    return isinstance(error, NonFiniteDensityError) or str(error).startswith("Expected parameter")
 
 
 def _over_ranks(trajectory: Trajectory) -> Trajectory:

@@ -97,10 +97,22 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     if held_out is not None:
         callbacks.insert(0, HeldOutLikelihood(held_out, config.run.likelihood_every, config.run.seed))
     trainer = _trainer(config, folder, callbacks)
+    if config.data.batch_size % trainer.world_size:
+        raise ValueError(
+            f"--data.batch_size counts the images of all processes and must be a multiple of their number, "
+            f"{trainer.world_size}; got {config.data.batch_size}."
+        )
     if resume is None:
         rank_zero_only(_create)(folder, config)  # other processes of a distributed run come here, too
-    _fit(trainer, module, BatchedImages(images, config), last if last.exists() else None, folder)
-    if trainer.is_global_zero:
+    checkpoint = last if resume is not None and last.exists() else None
+    _fit(trainer, module, BatchedImages(images, config), checkpoint, folder)
+    reached = metrics.rows[-1]["epoch"] if metrics.rows else 0
+    if reached < config.run.epochs:
+        print(
+            f"{folder}: stopped after epoch {reached} of {config.run.epochs}. Continue: mcvae train --resume {folder}"
+        )
+    elif trainer.is_global_zero:
+        model.float()  # whatever --trainer.precision was
         save_model(folder, model, objective, config, images.shape)
         paths = pictures.draw(model)
         write_json(folder / "result.json", _result(config, objective.num_samples, metrics, paths, folder))
@@ -109,7 +121,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
 
 
 def _create(folder: Path, config: TrainConfig) -> None:
-    if (folder / "config.yaml").exists():
+    if (folder / "config.yaml").exists() or (folder / "checkpoints").exists():
         raise RunError(
             f"{folder} holds a run already. Continue it with --resume {folder}, choose another --run.folder, or "
             "remove it."
@@ -130,6 +142,10 @@ def _pictures(folder: Path, images: Images, config: TrainConfig) -> Pictures:
 
 def _trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer:
     known = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    for name in set(config.trainer) & set(_RESERVED):
+        raise ValueError(f"--trainer.{name} is decided by mcvae: {_RESERVED[name]}.")
+    if any(word in str(config.trainer.get("strategy")) for word in ("spawn", "fork", "notebook")):
+        raise ValueError("runs need processes of their own: use --trainer.strategy ddp.")
     unknown = set(config.trainer) - known
     if unknown:
         raise ValueError(
@@ -151,6 +167,22 @@ def _trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer
     for noise in (".*does not have many workers.*", ".*LeafSpec.*", ".*smaller than the logging interval.*"):
         warnings.filterwarnings("ignore", message=noise)
     return Trainer(**options | config.trainer, callbacks=callbacks, plugins=[AtomicCheckpoints()])
+
+
+_RESERVED = {
+    "max_epochs": "use --run.epochs",
+    "gradient_clip_val": "use --optimizer.clip",
+    "gradient_clip_algorithm": "use --optimizer.clip, which clips the norm",
+    "log_every_n_steps": "use --run.log_every",
+    "default_root_dir": "use --run.folder",
+    "callbacks": "in Python, use mcvae.training.module.VariationalTraining with a Trainer of your own",
+    "plugins": "in Python, use mcvae.training.module.VariationalTraining with a Trainer of your own",
+    "enable_checkpointing": "checkpoints are what --resume reads",
+    "barebones": "checkpoints are what --resume reads",
+    "inference_mode": "validation needs scores",
+    "reload_dataloaders_every_n_epochs": "the epoch decides the order of the data",
+    "use_distributed_sampler": "batches are shared among processes already",
+}
 
 
 def _fit(
@@ -179,6 +211,9 @@ def _result(
     return {
         "status": "finished",
         "data": config.data.name,
+        "transform": config.data.transform,
+        "likelihood": config.model.likelihood,
+        "batch_size": config.data.batch_size,
         "method": config.method.name,
         "num_steps": config.method.num_steps,
         "num_samples": num_samples,
