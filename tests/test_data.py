@@ -60,6 +60,7 @@ def idx_bytes(pixels, magic=2051):
 @pytest.fixture
 def mnist(tmp_path, monkeypatch):
     monkeypatch.setattr(idx, "_COUNTS", {TRAIN: 12, TEST: 5})
+    monkeypatch.setattr(idx, "_UNPACKED", {})
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
     (folder / TRAIN).write_bytes(idx_bytes(random_pixels(12, 1, 28, 28)))
@@ -189,6 +190,16 @@ def test_compressed_files_are_read_as_the_plain_ones(mnist):
         (mnist / name).unlink()
     packed = load_images("mnist", mnist.parents[1], validation=2, download=False)
     assert same([plain.train, plain.validation, plain.test], [packed.train, packed.validation, packed.test])
+
+
+def test_an_idx_file_with_changed_pixels_is_named_with_its_checksum(mnist, monkeypatch):
+    content = (mnist / TRAIN).read_bytes()
+    md5 = hashlib.md5(content).hexdigest()
+    monkeypatch.setattr(idx, "_UNPACKED", {f"MNIST/raw/{TRAIN}": md5})
+    load_images("mnist", mnist.parent.parent, validation=2)
+    (mnist / TRAIN).write_bytes(content[:-4] + b"\0\1\2\3")
+    with pytest.raises(DataError, match=f"{TRAIN} is damaged: expected md5 {md5}"):
+        load_images("mnist", mnist.parent.parent, validation=2)
 
 
 @pytest.mark.parametrize(

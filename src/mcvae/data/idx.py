@@ -1,6 +1,7 @@
 """MNIST and Fashion-MNIST: IDX files in torchvision's layout."""
 
 import gzip
+import hashlib
 import struct
 import zlib
 from pathlib import Path
@@ -40,6 +41,11 @@ _FASHION_MNIST = _Source(
     },
 )
 _COUNTS = {"train-images-idx3-ubyte": 60_000, "t10k-images-idx3-ubyte": 10_000}
+_UNPACKED = {
+    "MNIST/raw/train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "MNIST/raw/t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+}
+"""md5 of files as they are after decompression, where known; others are checked by header and size."""
 _MAGIC = 0x00000803  # unsigned bytes, three dimensions
 
 
@@ -72,7 +78,14 @@ def _images(path: Path, source: _Source, download: bool) -> Tensor:
     if path.is_file():
         with path.open("rb") as file:
             content = file.read(size + 1)
-        return _parse(content, path, count)
+        pixels = _parse(content, path, count)
+        expected = _UNPACKED.get(f"{source.folder}/{path.name}")
+        if expected is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected:
+            raise DataError(
+                f"{path} is damaged: expected md5 {expected}. Delete it and run again to download it, or put the right "
+                "file there."
+            )
+        return pixels
     packed = path.with_name(path.name + ".gz")
     md5 = source.md5[path.name]
     if not packed.is_file():  # one that is there may have been compressed by somebody else: its content decides
