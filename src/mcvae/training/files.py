@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -134,8 +133,3 @@ def build(model: ModelConfig, method: MethodConfig, shape: Any) -> tuple[LatentV
         flow=None if model.flow == "none" else model.flow,
     )
     return network, build_objective(method, latent_dim)
-
-
-def torch_load(path: Path) -> Any:
-    """A checkpoint, as tensors and plain containers only."""
-    return torch.load(path, map_location="cpu", weights_only=True)

@@ -18,11 +18,15 @@ _SCHEDULES: dict[str, recipes.ScheduleFactory] = {
 }
 
 
+Builder = Callable[[MethodConfig, int], AnnealedEstimator]
+"""`(settings, latent_dim) -> estimator`."""
+
+
 class Method(NamedTuple):
     """A method of the command line."""
 
     description: str
-    build: Callable[[MethodConfig, int], AnnealedEstimator]
+    build: Builder
     flow: str | None = None
     """The flow that q needs, if the method is defined by one."""
 
@@ -40,34 +44,19 @@ def _step_sizes(config: MethodConfig, latent_dim: int, target: float) -> StepSiz
     return {"fixed": Fixed, "learned": Learned}[config.step_sizes](config.num_steps, config.step_size)
 
 
-def _l_mcvae(config: MethodConfig, latent_dim: int) -> AnnealedEstimator:
-    return recipes.l_mcvae(
-        config.num_steps,
-        latent_dim,
-        schedule=_SCHEDULES[config.schedule],
-        step_sizes=_step_sizes(config, latent_dim, target=0.9),
-        num_samples=config.num_samples or 1,
-    )
+def _annealed(recipe: Callable[..., AnnealedEstimator], num_samples: int, target: float) -> Builder:
+    """Build with a recipe that anneals, its default number of samples and its acceptance ρ."""
 
+    def build(config: MethodConfig, latent_dim: int) -> AnnealedEstimator:
+        return recipe(
+            config.num_steps,
+            latent_dim,
+            schedule=_SCHEDULES[config.schedule],
+            step_sizes=_step_sizes(config, latent_dim, target),
+            num_samples=config.num_samples or num_samples,
+        )
 
-def _a_mcvae(config: MethodConfig, latent_dim: int) -> AnnealedEstimator:
-    return recipes.a_mcvae(
-        config.num_steps,
-        latent_dim,
-        schedule=_SCHEDULES[config.schedule],
-        step_sizes=_step_sizes(config, latent_dim, target=0.8),
-        num_samples=config.num_samples or 5,
-    )
-
-
-def _uha(config: MethodConfig, latent_dim: int) -> AnnealedEstimator:
-    return recipes.uha(
-        config.num_steps,
-        latent_dim,
-        schedule=_SCHEDULES[config.schedule],
-        step_sizes=_step_sizes(config, latent_dim, target=0.9),
-        num_samples=config.num_samples or 1,
-    )
+    return build
 
 
 METHODS = {
@@ -75,9 +64,13 @@ METHODS = {
     "iwae": Method(
         "importance-weighted bound, --method.num_samples (Burda et al.)", lambda c, d: recipes.iwae(c.num_samples or 10)
     ),
-    "l-mcvae": Method("K unadjusted Langevin steps, reparameterised (the paper's Algorithm 1)", _l_mcvae),
-    "a-mcvae": Method("K MALA steps, REINFORCE with control variates (the paper's Algorithm 2)", _a_mcvae),
-    "uha": Method("K underdamped Hamiltonian steps without accept/reject", _uha),
+    "l-mcvae": Method(
+        "K unadjusted Langevin steps, reparameterised (the paper's Algorithm 1)", _annealed(recipes.l_mcvae, 1, 0.9)
+    ),
+    "a-mcvae": Method(
+        "K MALA steps, REINFORCE with control variates (the paper's Algorithm 2)", _annealed(recipes.a_mcvae, 5, 0.8)
+    ),
+    "uha": Method("K underdamped Hamiltonian steps without accept/reject", _annealed(recipes.uha, 1, 0.9)),
     "realnvp": Method("ELBO with a RealNVP flow for q", lambda c, d: recipes.vae(c.num_samples or 1), flow="realnvp"),
 }
 """Every method, in the order that tables show them."""
