@@ -6,6 +6,7 @@ closed form.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -148,17 +149,17 @@ def test_bound_and_gradient_with_a_learned_backward_kernel_equal_the_closed_form
         torch.testing.assert_close(ours, truth)
 
 
+def _without_gradient(value_and_score, *arguments):
+    value, score = value_and_score(*arguments)
+    return value, score.detach()
+
+
 def test_a_drift_without_gradient_is_rejected(expectation, monkeypatch):
     """The named wrong version: scores computed without create_graph, as if the drift were constant."""
     p = Parameters(2)
     exact = closed_form(p)
-    right = bridge_module._value_and_score
-
-    def detached(*arguments):
-        value, score = right(*arguments)
-        return value, score.detach()
-
-    monkeypatch.setattr(bridge_module, "_value_and_score", detached)
+    for name in ("value_and_score", "distribution_and_score"):
+        monkeypatch.setattr(bridge_module, name, partial(_without_gradient, getattr(bridge_module, name)))
     estimate = expectation(p, mcvae.ula(), 2)
     torch.testing.assert_close(estimate.bound.squeeze(), exact.detach())  # the value cannot tell
     for ours, truth in zip(gradients(-estimate.loss.sum(), p), gradients(exact, p), strict=True):

@@ -1,9 +1,9 @@
 """The bridge γ_0 = q, …, γ_K = p(x, ·), and the one place where a model is evaluated."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -11,11 +11,9 @@ from torch.distributions import Distribution, constraints
 
 from mcvae.paths import GeometricPath, Path
 from mcvae.randomness import draw
+from mcvae.scores import LogDensity, distribution_and_score, recomputed, value_and_score
 
 __all__ = ["Bridge", "LogDensity", "NonFiniteDensityError", "Point", "State", "select"]
-
-LogDensity = Callable[[Tensor], Tensor]
-"""An unnormalised log density of latents: `[S, B, D] -> [S, B]`, each row on its own."""
 
 
 class NonFiniteDensityError(ValueError):
@@ -86,6 +84,11 @@ class Bridge:
             normalisation), since the score of every row is taken from one backward pass.
         path: how γ_β interpolates; the paper's geometric path by default.
         context: what amortised backward kernels and flows may look at, `[B, C]`: usually the data x.
+        memory: "low" forgets the activations of every evaluation and computes them again in the backward pass, so
+            that memory grows with K D and not with K times the model's activations; costs about a third more time.
+
+    A `log_joint` with a method `value_and_score(z) -> ([S, B], [S, B, D])` is asked for its score; autograd finds
+    that of all others.
 
     >>> from torch.distributions import Independent, Normal
     >>> initial = Independent(Normal(torch.zeros(1, 2), torch.ones(1, 2)), 1)
@@ -102,9 +105,12 @@ class Bridge:
     log_joint: LogDensity
     path: Path = field(default_factory=GeometricPath)
     context: Tensor | None = None
+    memory: Literal["normal", "low"] = "normal"
 
     def __post_init__(self) -> None:
         _check_initial(self.initial)
+        if self.memory not in ("normal", "low"):
+            raise ValueError(f'memory must be "normal" or "low", got {self.memory!r}.')
 
     def sample(self, num_samples: int, *, with_score: bool = True, generator: Generator | None = None) -> Point:
         """Draw `num_samples` latents per datum from q and evaluate them."""
@@ -145,7 +151,7 @@ class Bridge:
         batch, latent = self.initial.batch_shape[0], self.initial.event_shape[0]
         if z.dim() != 3 or z.shape[1:] != (batch, latent):
             raise ValueError(f"latents must have shape [S, B, D] = [S, {batch}, {latent}], got {list(z.shape)}.")
-        with _unvalidated_distributions():
+        with _validated_distributions(False):
             return self._evaluate(z, with_score, fallback)
 
     def _evaluate(self, z: Tensor, with_score: bool, fallback: Tensor | None) -> Point:
@@ -174,8 +180,15 @@ class Bridge:
         )
 
     def _attempt(self, z: Tensor, with_score: bool) -> Point:
-        log_q, score_q = _value_and_score(self.initial.log_prob, z, with_score, "initial.log_prob")
-        log_p, score_p = _value_and_score(self.log_joint, z, with_score, "log_joint")
+        log_q, score_q = distribution_and_score(self.initial, z, with_score)
+        validate = Distribution._validate_args
+
+        def joint() -> tuple[Tensor, Tensor | None]:
+            with _validated_distributions(validate):
+                return value_and_score(self.log_joint, z, with_score, "log_joint")
+
+        forget = self.memory == "low" and torch.is_grad_enabled()
+        log_p, score_p = recomputed(joint, z.device) if forget else joint()
         return Point(z, log_q, log_p, score_q, score_p)
 
     def log_density(self, point: Point, beta: Tensor | float) -> Tensor:
@@ -211,45 +224,14 @@ def _scalar(beta: Tensor | float, dtype: torch.dtype, device: torch.device) -> T
 
 
 @contextmanager
-def _unvalidated_distributions() -> Iterator[None]:
+def _validated_distributions(validate: bool) -> Iterator[None]:
     """A decoder that overflows where a proposal landed is a rejection, not torch's ValueError about its parameters."""
-    validate = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(validate)
     try:
         yield
     finally:
-        Distribution.set_default_validate_args(validate)
-
-
-def _value_and_score(log_density: LogDensity, z: Tensor, with_score: bool, name: str) -> tuple[Tensor, Tensor | None]:
-    """log density `[S, B]` and its gradient `[S, B, D]` from one evaluation."""
-    if not with_score:
-        return _checked(log_density(z), z, name), None
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            "scores need autograd, which torch.inference_mode() switches off for good. Use torch.no_grad() instead."
-        )
-    differentiable = torch.is_grad_enabled()
-    with torch.enable_grad():
-        if not (differentiable and z.requires_grad):
-            z = z.detach().requires_grad_()
-        value = _checked(log_density(z), z, name)
-        if not value.requires_grad:
-            raise ValueError(
-                f"{name} must be differentiable in z by autograd, but its value has no graph. Did it call detach(), "
-                "numpy() or item(), or run under torch.no_grad()?"
-            )
-        (score,) = torch.autograd.grad(value.sum(), z, create_graph=differentiable, materialize_grads=True)
-    return (value, score) if differentiable else (value.detach(), score)
-
-
-def _checked(value: Tensor, z: Tensor, name: str) -> Tensor:
-    if value.shape != z.shape[:-1]:
-        raise ValueError(
-            f"{name} must map latents [S, B, D] = {list(z.shape)} to log densities [S, B] = {list(z.shape[:-1])}, "
-            f"got {list(value.shape)}. Sum over the latent and data dimensions, and keep samples and batch apart."
-        )
-    return value
+        Distribution.set_default_validate_args(before)
 
 
 def _check_initial(initial: Distribution) -> None:

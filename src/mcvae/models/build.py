@@ -19,7 +19,7 @@ from mcvae.models.networks import (
 
 __all__ = ["build_model"]
 
-_WIDTHS = {"conv": (16, 32, 64, 128), "small": (16, 32)}
+_WIDTHS = {"conv": (16, 32, 64, 64), "small": (16, 32)}
 
 
 def build_model(

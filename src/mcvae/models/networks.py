@@ -72,50 +72,66 @@ def mlp_decoder(shape: Shape, latent_dim: int, hidden: Sequence[int] = (512, 512
     return nn.Sequential(mlp([latent_dim, *hidden, _size(shape)]), nn.Unflatten(1, shape))
 
 
-def conv_encoder(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64, 128)) -> nn.Module:
-    """Two convolutions per halving of the image, and one linear layer: with four widths, the paper's eight.
+def conv_encoder(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64, 64)) -> nn.Module:
+    """Two convolutions per resolution, each half the one before, and one linear layer: the paper's eight and one.
 
     >>> conv_encoder((1, 28, 28), 128)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 128])
     """
     layers: list[nn.Module] = []
     for fan_in, width in pairwise([shape[0], *widths]):
-        layers += [nn.Conv2d(fan_in, width, 3, stride=2, padding=1), nn.SiLU()]
-        layers += [nn.Conv2d(width, width, 3, padding=1), nn.SiLU()]
-    height, breadth = _halvings(shape, len(widths))[-1]
+        layers += [nn.AvgPool2d(2, ceil_mode=True)] if layers else []
+        layers += [*_convolution(fan_in, width), *_convolution(width, width)]
+    height, breadth = _halvings(shape, len(widths) - 1)[-1]
     return _initialised(nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1] * height * breadth, outputs)))
 
 
-def conv_decoder(shape: Shape, latent_dim: int, widths: Sequence[int] = (16, 32, 64, 128)) -> nn.Module:
-    """One linear layer, then nearest-neighbour upsampling and a convolution per doubling, and a last convolution.
+def conv_decoder(shape: Shape, latent_dim: int, widths: Sequence[int] = (16, 32, 64, 64)) -> nn.Module:
+    """One linear layer, then nearest-neighbour upsampling and two convolutions per resolution, and a last one.
 
     >>> conv_decoder((3, 32, 32), 128)(torch.zeros(2, 128)).shape
     torch.Size([2, 3, 32, 32])
     """
-    sizes = _halvings(shape, len(widths))[::-1]
+    sizes = _halvings(shape, len(widths) - 1)[::-1]
     height, breadth = sizes[0]
     layers: list[nn.Module] = [
         nn.Linear(latent_dim, widths[-1] * height * breadth),
         nn.SiLU(),
-        nn.Unflatten(1, (widths[-1], height, breadth)),
+        nn.Unflatten(1, (height, breadth, widths[-1])),
+        _ChannelsFirst(),
     ]
-    reversed_widths = [*widths[::-1], widths[0]]
-    for (fan_in, width), size in zip(pairwise(reversed_widths), sizes[1:], strict=True):
-        layers += [nn.Upsample(size=size, mode="nearest"), nn.Conv2d(fan_in, width, 3, padding=1), nn.SiLU()]
-    return _initialised(nn.Sequential(*layers, nn.Conv2d(widths[0], shape[0], 3, padding=1)))
+    outputs = [max(width // 2, widths[0]) for width in widths[-2::-1]]
+    for fan_in, fan_out, size in zip([widths[-1], *outputs], outputs, sizes[1:], strict=False):
+        layers += [nn.Upsample(size=size, mode="nearest")]
+        layers += [*_convolution(fan_in, fan_in // 2), *_convolution(fan_in // 2, fan_out)]
+    return _initialised(nn.Sequential(*layers, nn.Conv2d(widths[0], shape[0], 1)))
+
+
+_SILU_POWER = 0.3557  # E[SiLU(u)²] for u ~ N(0, 1)
+
+
+class _ChannelsFirst(nn.Module):
+    """Images whose channels come last, seen as `[N, C, H, W]`: already in the order that convolutions like."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 3, 1, 2)
+
+
+def _convolution(fan_in: int, fan_out: int) -> list[nn.Module]:
+    return [nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.SiLU()]
 
 
 def _initialised(network: nn.Sequential) -> nn.Sequential:
-    """Weights that keep the variance of activations (He et al.), except the last layer's.
+    """Weights that keep the power of signals through SiLU, except the last layer's; channels last in memory.
 
     torch's default shrinks signals layer by layer; a deep decoder then starts deaf to its latents, and stays so.
     """
     layers = [layer for layer in network if isinstance(layer, nn.Linear | nn.Conv2d)]
     for layer in layers[:-1]:
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.normal_(layer.weight, std=(_SILU_POWER * layer.weight[0].numel()) ** -0.5)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
-    return network
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def _size(shape: Shape) -> int:
@@ -123,7 +139,7 @@ def _size(shape: Shape) -> int:
 
 
 def _halvings(shape: Shape, number: int) -> list[tuple[int, int]]:
-    """Height and width after 0, 1, … strided convolutions: halves, rounded up."""
+    """Height and width after 0, 1, … halvings, rounded up."""
     sizes = [shape[1:]]
     for _ in range(number):
         height, breadth = sizes[-1]

@@ -1,0 +1,160 @@
+"""A log density and its score from one evaluation, differentiable once more while gradients are enabled."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributions import Distribution, Independent, Normal
+
+from mcvae.operators import TwiceDifferentiable
+
+__all__ = ["LogDensity", "ScoredDensity", "distribution_and_score", "recomputed", "value_and_score"]
+
+LogDensity = Callable[[Tensor], Tensor]
+"""An unnormalised log density of latents: `[S, B, D] -> [S, B]`, each row on its own."""
+
+
+@runtime_checkable
+class ScoredDensity(Protocol):
+    """A log density that knows its score, so that autograd need not find it."""
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Log density, `[S, B, D] -> [S, B]`."""
+        ...
+
+    def value_and_score(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Log density `[S, B]` and its gradient `[S, B, D]`, both differentiable."""
+        ...
+
+
+def value_and_score(
+    log_density: LogDensity, z: Tensor, with_score: bool = True, name: str = "log_density"
+) -> tuple[Tensor, Tensor | None]:
+    """Log density `[S, B]` and, if asked for, its gradient `[S, B, D]`; under `torch.no_grad()` without a graph."""
+    if not with_score:
+        return _checked(log_density(z), z, name), None
+    if isinstance(log_density, ScoredDensity):
+        value, score = log_density.value_and_score(z)
+        if score.shape != z.shape:
+            raise ValueError(
+                f"{name}.value_and_score must return a score like z, {list(z.shape)}; got {list(score.shape)}."
+            )
+        return _checked(value, z, name), score
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "scores need autograd, which torch.inference_mode() switches off for good. Use torch.no_grad() instead."
+        )
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not (differentiable and z.requires_grad):
+            z = z.detach().requires_grad_()
+        if not differentiable:
+            value = _checked(log_density(z), z, name)
+            (score,) = torch.autograd.grad(_with_graph(value, name).sum(), z, materialize_grads=True)
+            return value.detach(), score
+        with TwiceDifferentiable() as mode:
+            value = _checked(log_density(z), z, name)
+        with mode.score_pass():
+            (score,) = torch.autograd.grad(_with_graph(value, name).sum(), z, create_graph=True, materialize_grads=True)
+    return value, score
+
+
+def distribution_and_score(
+    distribution: Distribution, z: Tensor, with_score: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """log density and score of a distribution with batch `[B]`, event `[D]`; in closed form for Gaussians."""
+    if not _is_gaussian(distribution):
+        return value_and_score(distribution.log_prob, z, with_score, "initial.log_prob")
+    base: Any = distribution.base_dist  # type: ignore[attr-defined]
+    deviation = (z - base.loc) / base.scale
+    constant = base.scale.log().sum(-1) + 0.5 * z.shape[-1] * math.log(2 * math.pi)
+    return -0.5 * deviation.square().sum(-1) - constant, -deviation / base.scale if with_score else None
+
+
+def _is_gaussian(distribution: Any) -> bool:
+    """Exactly Independent(Normal, 1): a subclass may mean something else."""
+    return type(distribution) is Independent and type(distribution.base_dist) is Normal
+
+
+def _with_graph(value: Tensor, name: str) -> Tensor:
+    if not value.requires_grad:
+        raise ValueError(
+            f"{name} must be differentiable in z by autograd, but its value has no graph. Did it call detach(), "
+            "numpy() or item(), or run under torch.no_grad()?"
+        )
+    return value
+
+
+def _checked(value: Tensor, z: Tensor, name: str) -> Tensor:
+    if value.shape != z.shape[:-1]:
+        raise ValueError(
+            f"{name} must map latents [S, B, D] = {list(z.shape)} to log densities [S, B] = {list(z.shape[:-1])}, "
+            f"got {list(value.shape)}. Sum over the latent and data dimensions, and keep samples and batch apart."
+        )
+    return value
+
+
+Result = TypeVar("Result")
+
+
+def recomputed(function: Callable[[], Result], device: torch.device) -> Result:
+    """Call `function` and keep nothing that its backward pass needs: it is called again then.
+
+    Unlike `torch.utils.checkpoint`, it lets `function` take gradients itself without computing anything twice now.
+
+    Args:
+        function: deterministic; its operators must be the same at every call.
+        device: where it computes.
+    """
+    region = _Region(function, device)
+    with saved_tensors_hooks(region.keep, region.find):
+        result = function()
+    region.forget()
+    return result
+
+
+class _Region:
+    """Tensors that a call saved for its backward pass, by the order in which it saved them."""
+
+    def __init__(self, function: Callable[[], Any], device: torch.device):
+        self.function, self.saved = function, dict[int, Tensor]()
+        self.number, self.complete = 0, False
+        kind = device.type
+        self.autocast = torch.autocast(
+            kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
+        )
+
+    def keep(self, tensor: Tensor) -> int:
+        self.saved[self.number] = tensor
+        self.number += 1
+        return self.number - 1
+
+    def find(self, index: int) -> Tensor:
+        if not self.complete:  # the function itself takes a gradient
+            return self.saved[index]
+        if index not in self.saved:
+            self._call_again()
+        return self.saved.pop(index)
+
+    def forget(self) -> None:
+        self.saved.clear()
+        self.complete = True
+
+    def _call_again(self) -> None:
+        again = list[Tensor]()
+
+        def keep(tensor: Tensor) -> Tensor:
+            again.append(tensor.detach())
+            return tensor
+
+        with torch.enable_grad(), self.autocast, saved_tensors_hooks(keep, lambda tensor: tensor):
+            self.function()
+        if len(again) != self.number:
+            raise RuntimeError(
+                f"the model saved {len(again)} tensors when it was evaluated again, and {self.number} before: it is "
+                'not deterministic, or it changed between forward and backward. Use memory="normal".'
+            )
+        self.saved = dict(enumerate(again))
