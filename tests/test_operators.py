@@ -191,3 +191,36 @@ def test_memory_is_checked():
     initial = Independent(Normal(torch.zeros(1, 2), torch.ones(1, 2)), 1)
     with pytest.raises(ValueError, match='"normal" or "low"'):
         mcvae.Bridge(initial, lambda z: z.sum(-1), memory="tiny")
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_model_gives_the_same_gradients():
+    torch.manual_seed(0)
+    model = build_model((1, 4, 4), 3, network="mlp").float()
+    x = (torch.rand(5, 1, 4, 4, generator=generator(), dtype=torch.float32) < 0.3).float()
+    parameters = list(model.parameters())
+
+    def gradients(**options):
+        estimate = mcvae.recipes.l_mcvae(2, 3)(model.bridge(x, **options), generator=generator())
+        return torch.autograd.grad(estimate.loss.mean(), parameters)
+
+    for a, b in zip(gradients(), gradients(compile=True), strict=True):
+        torch.testing.assert_close(b, a)
+    assert "_by_autograd" not in str(model.compiled)  # it did not fall back
+    with pytest.raises(ValueError, match="exclude each other"):
+        gradients(compile=True, memory="low")
+
+
+def test_a_model_that_cannot_be_compiled_says_so_and_goes_on(monkeypatch):
+    def broken(function):
+        def fail(*arguments):
+            raise RuntimeError("no compiler here")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    model = build_model((1, 4, 4), 3, network="mlp")
+    x = torch.zeros(2, 1, 4, 4)
+    with pytest.warns(UserWarning, match="could not be compiled .RuntimeError: no compiler here"):
+        first = mcvae.recipes.l_mcvae(2, 3)(model.bridge(x, compile=True), generator=generator())
+    torch.testing.assert_close(mcvae.recipes.l_mcvae(2, 3)(model.bridge(x), generator=generator()).bound, first.bound)

@@ -1,6 +1,7 @@
 """p(x, z) = p(z) p(x | z) with an amortised q(z | x), from any encoder and decoder."""
 
 import math
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -12,6 +13,7 @@ from torch.distributions import Distribution, Independent, Normal
 from mcvae.bridge import Bridge
 from mcvae.paths import GeometricPath, Path
 from mcvae.randomness import draw
+from mcvae.scores import value_and_score
 
 __all__ = ["LatentVariableModel", "standard_normal_prior"]
 
@@ -44,11 +46,32 @@ class LatentVariableModel(nn.Module):
     ):
         super().__init__()
         self.encoder, self.decoder, self.prior = encoder, decoder, prior
+        self.compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
-    def bridge(self, x: Tensor, *, path: Path | None = None, memory: Literal["normal", "low"] = "normal") -> Bridge:
-        """The bridge from q(z | x) to p(x, z) for a batch of data `[B, ...]`; x is the context."""
+    def bridge(
+        self,
+        x: Tensor,
+        *,
+        path: Path | None = None,
+        memory: Literal["normal", "low"] = "normal",
+        compile: bool = False,
+    ) -> Bridge:
+        """The bridge from q(z | x) to p(x, z) for a batch of data `[B, ...]`; x is the context.
+
+        Args:
+            x: the data.
+            path: geometric by default.
+            memory: "low" trades time for memory in long chains; see `Bridge`.
+            compile: let `torch.compile` build the value and score of the joint, once for each shape of batch. It takes
+                half a minute, gains for some networks and loses for others; where it fails, a warning says so.
+        """
+        if compile and memory == "low":
+            raise ValueError(
+                'compile=True and memory="low" exclude each other: torch cannot recompute inside torch.func.'
+            )
         path = path if path is not None else GeometricPath()
-        bridge = Bridge(self.encoder(x), partial(self.log_joint, x), path, x.reshape(len(x), -1), memory)
+        log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x)
+        bridge = Bridge(self.encoder(x), log_joint, path, x.reshape(len(x), -1), memory)
         if bridge.initial.batch_shape != (len(x),):
             raise ValueError(
                 f"the encoder must return one distribution per datum, batch shape [{len(x)}], got "
@@ -103,6 +126,46 @@ class LatentVariableModel(nn.Module):
         if self.prior is None:
             return standard_normal_prior(like)
         return self.prior if isinstance(self.prior, Distribution) else self.prior()
+
+
+class _CompiledJoint:
+    """log p(x, ·) with its score from one compiled function, shared by all batches of a model."""
+
+    def __init__(self, model: LatentVariableModel, x: Tensor):
+        self.model, self.x = model, x
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.model.log_joint(self.x, z)
+
+    def value_and_score(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        model = self.model
+        if model.compiled is None:
+            model.compiled = torch.compile(partial(_differentiated, model))
+        try:
+            return model.compiled(self.x, z)
+        except Exception as error:  # whatever a compiler may raise
+            reason = (str(error).strip().splitlines() or [""])[0]
+            message = f"the model could not be compiled ({type(error).__name__}: {reason}); going on without."
+            warnings.warn(message, stacklevel=2)
+            model.compiled = partial(_by_autograd, model)
+            return model.compiled(self.x, z)
+
+
+def _by_autograd(model: LatentVariableModel, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    value, score = value_and_score(partial(model.log_joint, x), z)
+    assert score is not None
+    return value, score
+
+
+def _differentiated(model: LatentVariableModel, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and score as a function whose own derivative is an ordinary first one, which compilers understand."""
+
+    def total(z: Tensor) -> tuple[Tensor, Tensor]:
+        value = model.log_joint(x, z)
+        return value.sum(), value
+
+    score, value = torch.func.grad(total, has_aux=True)(z)
+    return value, score
 
 
 def _log_standard_normal(z: Tensor) -> Tensor:

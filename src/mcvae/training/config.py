@@ -107,6 +107,8 @@ class RunConfig:
         likelihood_every: epochs between AIS-HMC likelihoods of validation images; 0: never.
         pictures_every: epochs between sample and reconstruction pictures; 0: only at the end.
         log_every: optimiser steps between TensorBoard points.
+        memory: low computes every state of a chain again in the backward pass, for long chains.
+        compile: let torch.compile build the model's value and score; see the guide on performance.
     """
 
     epochs: int = 10
@@ -115,6 +117,8 @@ class RunConfig:
     likelihood_every: int = 0
     pictures_every: int = 0
     log_every: int = 50
+    memory: Literal["normal", "low"] = "normal"
+    compile: bool = False
 
 
 @dataclass

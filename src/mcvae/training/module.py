@@ -33,6 +33,8 @@ class VariationalTraining(LightningModule):
         config: the optimiser.
         seed: of the chains' noise.
         epochs: planned length of training, for the learning-rate schedule.
+        log_every: optimiser steps between points of the logger.
+        bridge: options of `LatentVariableModel.bridge`, such as `memory="low"`.
     """
 
     def __init__(
@@ -43,14 +45,17 @@ class VariationalTraining(LightningModule):
         *,
         seed: int = 0,
         epochs: int = 1,
+        log_every: int = 50,
+        **bridge: Any,
     ):
         super().__init__()
         self.model, self.objective, self.config = model, objective, config
-        self.seed, self.epochs = seed, epochs
+        self.seed, self.epochs, self.log_every, self.bridge_options = seed, epochs, log_every, bridge
         self.register_buffer("skipped", torch.tensor(0))
         self.skipped_in_a_row = 0
         self._estimate: Estimate | None = None
-        self._bounds: dict[str, list[Tensor]] = {"train": [], "validation": []}
+        self._seen = list[Tensor]()
+        self._validation = list[Tensor]()
 
     skipped: Tensor
     """Steps that were not taken because loss or gradient was not finite."""
@@ -68,22 +73,31 @@ class VariationalTraining(LightningModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """The loss of one batch; NaN, with a NaN gradient, where the model cannot be evaluated."""
         try:
-            estimate = self.objective(self.model.bridge(batch), generator=self._generator("train", batch_idx))
+            bridge = self.model.bridge(batch, **self.bridge_options)
+            estimate = self.objective(bridge, generator=self._generator("train", batch_idx))
         except ValueError as error:
             if _means_non_finite(error):
                 return self._no_loss()
             raise
-        bound = estimate.bound.mean()
+        bound, acceptance = estimate.bound.mean(), estimate.trajectory.acceptance.mean()
         if not bool(bound.isfinite()):
             return self._no_loss()
         self._estimate = estimate
-        self._bounds["train"].append(bound)
-        step = {"bound": bound}
-        if len(estimate.trajectory.acceptance):
-            step["acceptance"] = estimate.trajectory.acceptance.mean()
-            step["step_size"] = self.objective.step_sizes().detach().mean()
-        self.log_dict({name: value.float() for name, value in step.items()}, prog_bar=True)
+        self._seen.append(torch.stack([bound, acceptance.to(bound)]))  # stays on the device until the epoch's end
+        if (self.global_step + 1) % self.log_every == 0:
+            self.log("step/bound", bound.float(), prog_bar=True)
+            if self.num_steps:
+                self.log("step/acceptance", acceptance.float(), prog_bar=True)
+                self.log("step/step_size", self._step_size())
         return estimate.loss.mean()
+
+    @property
+    def num_steps(self) -> int:
+        """K."""
+        return self.objective.schedule.num_steps
+
+    def _step_size(self) -> Tensor:
+        return self.objective.step_sizes().detach().mean().float()
 
     def _no_loss(self) -> Tensor:
         """NaN, with a NaN gradient: averaged over processes it makes all of them skip the step."""
@@ -131,25 +145,28 @@ class VariationalTraining(LightningModule):
         """The bound of one validation batch; changes nothing."""
         try:
             estimate = self.objective(self.model.bridge(batch), generator=self._generator("validation", batch_idx))
-            self._bounds["validation"].append(estimate.bound)
+            self._validation.append(estimate.bound)
         except ValueError as error:
             if not _means_non_finite(error):
                 raise
-            self._bounds["validation"].append(torch.full((len(batch),), torch.nan, device=self.device).double())
+            self._validation.append(torch.full((len(batch),), torch.nan, device=self.device).double())
 
     def on_validation_epoch_end(self) -> None:
         """Log the validation bound."""
-        bounds = self._bounds["validation"]
-        if bounds:
-            self.log("val_bound", torch.cat(bounds).mean().float(), sync_dist=True, prog_bar=True)
-            bounds.clear()
+        if self._validation:
+            self.log("val_bound", torch.cat(self._validation).mean().float(), sync_dist=True, prog_bar=True)
+            self._validation.clear()
 
     def on_train_epoch_end(self) -> None:
-        """Log the mean training bound."""
-        bounds = self._bounds["train"]
-        if bounds:
-            self.log("train_bound", torch.stack(bounds).mean().float(), sync_dist=True)
-            bounds.clear()
+        """Log the means over the epoch's finite steps."""
+        if self._seen:
+            seen = torch.stack(self._seen)
+            bound, acceptance = seen.mean(0).float()
+            self.log("train_bound", bound, sync_dist=True)
+            if self.num_steps:
+                self.log("acceptance", acceptance, sync_dist=True)
+                self.log("step_size", self._step_size())
+            self._seen.clear()
 
     def _generator(self, purpose: str, batch_idx: int) -> torch.Generator:
         epoch = self.current_epoch if purpose == "train" else 0

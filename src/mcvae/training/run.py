@@ -89,7 +89,16 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
         config.run.folder = str(folder)
     seed_everything(config.run.seed, verbose=False)
     model, objective = build(config.model, config.method, images.shape)
-    module = VariationalTraining(model, objective, config.optimizer, seed=config.run.seed, epochs=config.run.epochs)
+    module = VariationalTraining(
+        model,
+        objective,
+        config.optimizer,
+        seed=config.run.seed,
+        epochs=config.run.epochs,
+        log_every=config.run.log_every,
+        memory=config.run.memory,
+        compile=config.run.compile,
+    )
     last = folder / "checkpoints" / "last.ckpt"
     metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
     held_out = next(iter(batches(images, config, "validation")), torch.empty(0)) if len(images.validation) else None
