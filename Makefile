@@ -24,7 +24,7 @@ lint: install
 	$(BIN)/lint-imports
 
 bench: install
-	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/bench.py --write docs/performance.md
 
 docs: install
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         Evidence as Evidence,
         Sandwich as Sandwich,
         estimate_log_evidence as estimate_log_evidence,
-        pilot_step_sizes as pilot_step_sizes,
         sandwich_log_evidence as sandwich_log_evidence,
     )
     from mcvae.kernels import (
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
         StepSizes as StepSizes,
     )
     from mcvae.training.files import load as load
+    from mcvae.tuning import Tuning as Tuning, pilot_step_sizes as pilot_step_sizes, tune as tune
 
 _HOME = {
     "Trajectory": "mcvae.annealing",
@@ -100,7 +100,6 @@ _HOME = {
     "Evidence": "mcvae.evidence",
     "Sandwich": "mcvae.evidence",
     "estimate_log_evidence": "mcvae.evidence",
-    "pilot_step_sizes": "mcvae.evidence",
     "sandwich_log_evidence": "mcvae.evidence",
     "FlowStep": "mcvae.kernels",
     "Kernel": "mcvae.kernels",
@@ -134,6 +133,9 @@ _HOME = {
     "ScoreScaled": "mcvae.step_sizes",
     "StepSizes": "mcvae.step_sizes",
     "load": "mcvae.training.files",
+    "Tuning": "mcvae.tuning",
+    "pilot_step_sizes": "mcvae.tuning",
+    "tune": "mcvae.tuning",
 }
 _MODULES = ("models", "recipes")
 

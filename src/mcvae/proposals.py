@@ -28,6 +28,10 @@ class Proposal(Protocol):
     has_transition_density: ClassVar[bool]
     """Whether `log_forward` is the density of the new latent given the old one."""
 
+    def step_unit(self, scale: Tensor) -> Tensor:
+        """The step size that means "one standard deviation" where a density has standard deviations `scale`."""
+        ...
+
     def __call__(self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, noise: Tensor) -> Proposed:
         """Move `state` by `noise` at temperature `beta`, evaluating the bridge once per new latent."""
         ...
@@ -43,6 +47,10 @@ class Langevin:
     uses_score: ClassVar[bool] = True
     has_transition_density: ClassVar[bool] = True
 
+    def step_unit(self, scale: Tensor) -> Tensor:
+        """η is a variance."""
+        return scale.square()
+
     def __call__(self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, noise: Tensor) -> Proposed:
         """See `Proposal`."""
         old, scale = state.point, (2 * step_size).sqrt()
@@ -57,6 +65,10 @@ class RandomWalk:
 
     uses_score: ClassVar[bool] = False
     has_transition_density: ClassVar[bool] = True
+
+    def step_unit(self, scale: Tensor) -> Tensor:
+        """η is a standard deviation."""
+        return scale
 
     def __call__(self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, noise: Tensor) -> Proposed:
         """See `Proposal`."""
@@ -89,6 +101,10 @@ class Hamiltonian:
             raise ValueError(f"num_leapfrog must be at least 1, got {self.num_leapfrog}.")
         if not 0 <= self.damping < 1:
             raise ValueError(f"damping must lie in [0, 1), got {self.damping}: 0 refreshes the momentum completely.")
+
+    def step_unit(self, scale: Tensor) -> Tensor:
+        """ε times a momentum of variance 1; a step per dimension is a diagonal mass matrix."""
+        return scale
 
     def __call__(self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, noise: Tensor) -> Proposed:
         """See `Proposal`."""

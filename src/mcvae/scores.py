@@ -1,7 +1,10 @@
 """A log density and its score from one evaluation, differentiable once more while gradients are enabled."""
 
+import ctypes
 import math
+import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -109,11 +112,25 @@ def recomputed(function: Callable[[], Result], device: torch.device) -> Result:
         function: deterministic; its operators must be the same at every call.
         device: where it computes.
     """
+    if device.type == "cpu":
+        _return_large_blocks()
     region = _Region(function, device)
     with saved_tensors_hooks(region.keep, region.find):
         result = function()
     region.forget()
     return result
+
+
+@cache
+def _return_large_blocks() -> None:
+    """Make glibc give blocks above 1 MB back to the system when they are freed.
+
+    By default it keeps them for reuse; the few numbers that a chain does keep then split them, state after state, and
+    the process grows as if nothing had been forgotten.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
 
 
 class _Region:

@@ -96,7 +96,7 @@ class LatentVariableModel(nn.Module):
                 f"[{num_samples * batch}], got {list(log_likelihood.shape)}. Wrap it in "
                 f"torch.distributions.Independent(distribution, {x.dim() - 1})."
             )
-        log_prior: Tensor = self._prior(z).log_prob(z) if self.prior is not None else _log_standard_normal(z)
+        log_prior: Tensor = self.prior_like(z).log_prob(z) if self.prior is not None else _log_standard_normal(z)
         if log_prior.shape != (num_samples, batch):
             raise ValueError(
                 f"the prior must be over one latent, batch shape [] and event shape [{z.shape[-1]}], so that "
@@ -119,10 +119,11 @@ class LatentVariableModel(nn.Module):
             raise ValueError("simulate needs latent_dim, because this model was built without a prior that knows it.")
         like = next(self.parameters(), torch.empty(0)).new_empty(latent_dim or 0)
         with torch.no_grad():
-            z = draw(self._prior(like), (num_data,), generator)
+            z = draw(self.prior_like(like), (num_data,), generator)
             return draw(self.decoder(z), (), generator), z
 
-    def _prior(self, like: Tensor) -> Distribution:
+    def prior_like(self, like: Tensor) -> Distribution:
+        """p(z), for latents like `[..., D]`."""
         if self.prior is None:
             return standard_normal_prior(like)
         return self.prior if isinstance(self.prior, Distribution) else self.prior()

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from mcvae.evidence import pilot_step_sizes
 from mcvae.kernels import hmc
 from mcvae.models import LatentVariableModel
 from mcvae.randomness import seeded_generator
 from mcvae.schedules import Schedule
+from mcvae.tuning import pilot_step_sizes
 
 __all__ = ["shared_step_sizes"]
 

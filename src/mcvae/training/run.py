@@ -22,7 +22,7 @@ from mcvae.training.files import RunError, build, read_config, read_json, save_m
 from mcvae.training.methods import METHODS
 from mcvae.training.module import VariationalTraining
 
-__all__ = ["BatchedImages", "prepare", "train"]
+__all__ = ["BatchedImages", "build_trainer", "prepare", "train"]
 
 
 class BatchedImages(LightningDataModule):
@@ -105,7 +105,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     callbacks = [pictures, metrics, Checkpoints(folder)]  # a checkpoint remembers the row of its epoch
     if held_out is not None:
         callbacks.insert(0, HeldOutLikelihood(held_out, config.run.likelihood_every, config.run.seed))
-    trainer = _trainer(config, folder, callbacks)
+    trainer = build_trainer(config, folder, callbacks)
     if config.data.batch_size % trainer.world_size:
         raise ValueError(
             f"--data.batch_size counts the images of all processes and must be a multiple of their number, "
@@ -149,7 +149,8 @@ def _pictures(folder: Path, images: Images, config: TrainConfig) -> Pictures:
     return Pictures(folder, shown, config.run.pictures_every, config.model.latent_dim or 0, config.run.seed)
 
 
-def _trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer:
+def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer:
+    """Lightning's Trainer with our defaults and the user's options."""
     known = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
     for name in set(config.trainer) & set(_RESERVED):
         raise ValueError(f"--trainer.{name} is decided by mcvae: {_RESERVED[name]}.")

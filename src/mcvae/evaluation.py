@@ -1,0 +1,448 @@
+"""Evaluate a latent variable model on data: its likelihood, its bound, and how far to believe them."""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path as File
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from mcvae.bridge import Bridge
+from mcvae.estimator import AnnealedEstimator
+from mcvae.evidence import Plan, choose_num_steps, evaluations, make_plan, run_chains, run_sandwich, verdict
+from mcvae.kernels import Kernel
+from mcvae.models import LatentVariableModel
+from mcvae.randomness import draw, seeded_generator
+from mcvae.tuning import Spacing, Tuning
+
+__all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How log p(x) is estimated.
+
+    Args:
+        num_steps: temperatures K, or "auto": doubled on pilot data until the estimate moves by less than `tolerance`.
+        num_samples: chains per datum.
+        start: "encoder", q(z | x), or "prior", which a bad encoder cannot spoil but which needs more temperatures.
+        spacing: of the temperatures.
+        tolerance: in nats, for "auto" and for verdicts.
+        max_steps: budget of "auto".
+    """
+
+    num_steps: int | Literal["auto"] = "auto"
+    num_samples: int = 64
+    start: Literal["encoder", "prior"] = "encoder"
+    spacing: Spacing = "adaptive"
+    tolerance: float = 0.1
+    max_steps: int = 1024
+
+
+PROTOCOLS = {"serious": Protocol(), "paper": Protocol(num_steps=5, num_samples=10, spacing="linear")}
+"""The default, and what the paper reports: five HMC moves of three leapfrogs from the encoder (Section 4.3)."""
+
+COLUMNS = (
+    "image",
+    "log_likelihood",
+    "standard_error",
+    "ess",
+    "pareto_k",
+    "acceptance",
+    "nonfinite",
+    "bound",
+    "iwae",
+    "rate",
+    "distortion",
+    "doubts",
+)
+"""Of the table: the keys of `Evaluation.table`, a row per datum."""
+
+
+class Evaluation(NamedTuple):
+    """What was found, per datum and for the set."""
+
+    table: list[dict[str, Any]]
+    """A row per datum; see `COLUMNS`. `doubts` names what speaks against its estimate."""
+    summary: dict[str, Any]
+    """The set: figures with errors, settings, verdict."""
+    tuning: Tuning | None
+    """The frozen tuning; hand it to `evaluate(tuning=...)` to use it again."""
+
+    def column(self, name: str) -> Tensor:
+        """A numeric column of the table, `[N]`."""
+        return torch.tensor([row[name] for row in self.table], dtype=torch.float64)
+
+    def worst(self, number: int) -> list[int]:
+        """Indices of the data that the model explains worst."""
+        return self.column("log_likelihood").argsort()[:number].tolist()
+
+
+def evaluate(
+    model: LatentVariableModel,
+    data: Tensor | Iterable[Tensor],
+    *,
+    objective: AnnealedEstimator | None = None,
+    protocol: Protocol | Literal["serious", "paper"] = "serious",
+    kernel: Kernel | None = None,
+    tuning: Tuning | None = None,
+    compare_iwae: bool = True,
+    simulated: int = 32,
+    memory: float = 1e9,
+    seed: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] | None = None,
+) -> Evaluation:
+    """Estimate log p(x) of every datum by annealed importance sampling, with what is needed to believe it.
+
+    Step sizes, temperatures and their number are tuned on pilot chains for the first 16 data, frozen, and then used for
+    fresh chains on all of them, batch by batch.
+
+    Args:
+        model: any encoder and decoder. It is evaluated on the device of its parameters.
+        data: `[N, ...]`, or batches of it, such as a DataLoader of tensors; never more than one batch is held.
+        objective: whose bound to report; the ELBO if None.
+        protocol: "serious", "paper", or a `Protocol`.
+        kernel: `hmc(3)` by default.
+        tuning: that of an earlier evaluation, instead of a pilot.
+        compare_iwae: estimate by plain importance sampling, too, at the cost of the chains (which doubles the time).
+        simulated: data to simulate from the model for the two-sided bounds; 0 for none.
+        memory: bytes that the model's activations may take: chains × data held at once follow from it.
+        seed: of everything random. The noise of a datum depends on the batch it is in.
+        folder: where to save finished batches, so that an interrupted evaluation goes on when it is called again with
+            the same data and settings.
+        progress: wraps the batches, such as a progress bar.
+
+    >>> from mcvae.models import PPCA
+    >>> ppca = PPCA.random(2, 5, generator=torch.Generator().manual_seed(0))
+    >>> model = LatentVariableModel(lambda x: ppca.posterior(x), ppca)
+    >>> x, _ = ppca.simulate(10, generator=torch.Generator().manual_seed(1))
+    >>> result = evaluate(model, x, protocol=Protocol(num_steps=4), simulated=0)
+    >>> bool((result.column("log_likelihood") - ppca.log_evidence(x)).abs().max() < 1e-4), result.summary["verdict"]
+    (True, 'converged')
+    """
+    settings = PROTOCOLS[protocol] if isinstance(protocol, str) else protocol
+    like = next(model.parameters(), torch.empty(0))
+    runner = _Runner(model, objective, settings, kernel, tuning, compare_iwae, memory, seed, like)
+    saved = _Saved(folder, settings, seed) if folder is not None else None
+    with torch.no_grad():
+        work = enumerate(_batches(data, like))
+        for index, x in progress(work) if progress is not None else work:
+            runner.see(x)
+            done = saved.read(index, len(x), runner) if saved is not None else None
+            if done is None:
+                runner.prepare(x)
+                done = runner.rows(index, x)
+                if saved is not None:
+                    saved.write(index, done, runner)
+            runner.table += done
+        if not runner.table:
+            raise ValueError("there are no data to evaluate on.")
+        runner.prepare(None)
+        summary = runner.summary(simulated)
+    for number, row in enumerate(runner.table):
+        row["image"] = number
+    if saved is not None:
+        saved.clear()
+    return Evaluation(runner.table, summary, runner.plan.tuning)
+
+
+def _batches(data: Tensor | Iterable[Tensor], like: Tensor) -> Iterator[Tensor]:
+    source = torch.split(data, 100) if isinstance(data, Tensor) else data
+    for batch in source:
+        x = batch[0] if isinstance(batch, list | tuple) else batch
+        if len(x):
+            yield x.to(like.device, like.dtype if x.is_floating_point() else None)
+
+
+class _Runner:
+    """One evaluation: its frozen plan, and what it has seen."""
+
+    num_steps: int
+    plan: Plan
+
+    def __init__(
+        self,
+        model: LatentVariableModel,
+        objective: AnnealedEstimator | None,
+        protocol: Protocol,
+        kernel: Kernel | None,
+        tuning: Tuning | None,
+        compare_iwae: bool,
+        memory: float,
+        seed: int,
+        like: Tensor,
+    ):
+        self.model, self.objective, self.protocol, self.kernel = model, objective, protocol, kernel
+        self.tuning, self.compare_iwae, self.memory, self.seed, self.like = tuning, compare_iwae, memory, seed, like
+        self.table = list[dict[str, Any]]()
+        self.chosen: tuple[int, float] | None = None
+        self.max_rows: int | None = None
+        self.first: Tensor | None = None
+        self.number, self.total, self.squares = 0, torch.zeros(()), torch.zeros(())
+
+    def see(self, x: Tensor) -> None:
+        """Note the means of q, for active units, and the first data, for the pilot."""
+        if self.first is None:
+            self.first = x[:_PILOT_DATA]
+        initial = self.model.encoder(x)
+        try:
+            mean = initial.mean
+        except NotImplementedError:  # a flow
+            mean = draw(initial, (16,), self._generator("means", self.number)).mean(0)
+        self.number += len(x)
+        self.total, self.squares = self.total + mean.double().sum(0), self.squares + mean.double().square().sum(0)
+
+    def bridge(self, x: Tensor) -> Bridge:
+        """From the encoder, or from the prior, to the joint."""
+        bridge = self.model.bridge(x)
+        if self.protocol.start == "encoder":
+            return bridge
+        prior = self.model.prior_like(self.like.new_empty(bridge.initial.event_shape)).expand((len(x),))
+        return Bridge(prior, bridge.log_joint, context=bridge.context)
+
+    def prepare(self, x: Tensor | None) -> None:
+        """Pilot and freeze, once."""
+        if hasattr(self, "plan"):
+            return
+        assert self.first is not None
+        bridge, generator = self.bridge(self.first), self._generator("pilot", 0)
+        plan = make_plan(
+            bridge,
+            kernel=self.kernel,
+            num_samples=self.protocol.num_samples,
+            schedule=self.protocol.spacing,
+            tuning=self.tuning,
+            tolerance=self.protocol.tolerance,
+            generator=generator,
+        )
+        self.plan = plan._replace(tuning=None if plan.tuning is None else plan.tuning.shared())
+        self.max_rows = max(1, int(self.memory / bytes_per_row(bridge)))
+        if self.chosen is None:
+            protocol = self.protocol
+            number, moved = choose_num_steps(bridge, self.plan, protocol.num_steps, protocol.max_steps, generator)
+            self.chosen = number, moved.abs().mean().item()
+        self.num_steps, self.moved = self.chosen
+
+    def rows(self, index: int, x: Tensor) -> list[dict[str, Any]]:
+        """Rows of one batch, in portions that fit the memory."""
+        assert self.max_rows is not None
+        found = []
+        for part, images in enumerate(torch.split(x, self.max_rows)):
+            found += self._portion(images, self._generator("evaluate", index, part))
+        return found
+
+    def _portion(self, x: Tensor, generator: Generator) -> list[dict[str, Any]]:
+        bridge = self.bridge(x)
+        plan = self._plan_for(bridge)
+        evidence = run_chains(bridge, plan, self.num_steps, max_rows=self.max_rows, generator=generator)
+        rate, distortion = self._rate_and_distortion(x, generator)
+        bound = -rate - distortion
+        if self.objective is not None:
+            own = self.model.bridge(x)
+            repeats = [self.objective(own, generator=generator).bound for _ in range(_BOUND_REPEATS)]
+            bound = torch.stack(repeats).mean(0)
+        columns = {
+            "log_likelihood": evidence.log_evidence,
+            "standard_error": evidence.standard_error,
+            "ess": evidence.ess,
+            "pareto_k": evidence.pareto_k,
+            "acceptance": evidence.acceptance,
+            "nonfinite": evidence.num_nonfinite,
+            "bound": bound,
+            "iwae": self._iwae(bridge, generator),
+            "rate": rate,
+            "distortion": distortion,
+        }
+        numbers = torch.stack([column.double() for column in columns.values()], 1).tolist()
+        return [
+            dict(zip(columns, row, strict=True)) | {"doubts": " ".join(found)}
+            for row, found in zip(numbers, evidence.doubts(), strict=True)
+        ]
+
+    def _plan_for(self, bridge: Bridge) -> Plan:
+        """The frozen plan, in units of these data's scales."""
+        return make_plan(
+            bridge,
+            kernel=self.plan.kernel,
+            num_samples=self.plan.num_samples,
+            tuning=self.plan.tuning,
+            tolerance=self.plan.tolerance,
+            generator=self._generator("units", 0),
+        )
+
+    def _rate_and_distortion(self, x: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """KL(q ‖ prior) and −E_q[log p(x | z)], by samples, `[B]` each."""
+        bridge = self.model.bridge(x)
+        point = bridge.sample(_BOUND_REPEATS, with_score=False, generator=generator)
+        log_prior = self.model.prior_like(point.z).log_prob(point.z)
+        return (point.log_q - log_prior).double().mean(0), (log_prior - point.log_p).double().mean(0)
+
+    def _iwae(self, bridge: Bridge, generator: Generator) -> Tensor:
+        """Plain importance sampling with as many passes through the model as the chains took, `[B]`."""
+        batch = bridge.initial.batch_shape[0]
+        if not self.compare_iwae:
+            return torch.full((batch,), torch.nan)
+        assert self.max_rows is not None
+        number = self.plan.num_samples * evaluations(self.plan, self.num_steps)
+        size = max(1, min(number, self.max_rows // batch))
+        sums, seen = list[Tensor](), 0
+        while seen < number:
+            point = bridge.sample(size, with_score=False, generator=generator)
+            sums.append((point.log_p.double() - point.log_q.double()).logsumexp(0))
+            seen += size
+        return torch.stack(sums).logsumexp(0) - math.log(seen)
+
+    def summary(self, simulated: int) -> dict[str, Any]:
+        """Figures of the set."""
+        columns = {name: torch.tensor([row[name] for row in self.table]).double() for name in _NUMERIC}
+        likelihood, number = columns["log_likelihood"], len(self.table)
+        spread = (self.squares / self.number - (self.total / self.number).square()).clamp(min=0)
+        doubts = [tuple(row["doubts"].split()) for row in self.table]
+        summary: dict[str, Any] = {"num_images": number, **asdict(self.protocol), "num_steps": self.num_steps}
+        for name in ("bound", "rate", "distortion", "iwae"):
+            summary[name], summary[f"{name}_se"] = _mean(columns[name])
+        summary["nll"], summary["nll_se"] = _mean(-likelihood)
+        chains = columns["standard_error"].square().sum().sqrt().item() / number
+        half = 1.96 * summary["nll_se"]
+        gap, gap_se = _mean(likelihood - columns["bound"])
+        return summary | {
+            "nll_interval": [summary["nll"] - half, summary["nll"] + half],
+            "nll_se_chains": chains,
+            "gap": gap,
+            "gap_se": gap_se,
+            "ess": columns["ess"].median().item(),
+            "pareto_k": columns["pareto_k"].median().item(),
+            "acceptance": columns["acceptance"].mean().item(),
+            "nonfinite": int(columns["nonfinite"].sum()),
+            "moved": self.moved,
+            "active_units": int((spread > 0.01).sum()),
+            "latent_dim": spread.numel(),
+            "unconverged": sum(bool(found) for found in doubts),
+            "verdict": self._verdict(doubts),
+            "sandwich": self._sandwich(simulated) if simulated else None,
+        }
+
+    def _verdict(self, doubts: list[tuple[str, ...]]) -> str:
+        """Of the set: a few doubtful data in a hundred do not spoil a mean."""
+        if self.moved >= self.protocol.tolerance:
+            return (
+                f"not converged, because estimates of the pilot's data still moved by {self.moved:.2f} nats when their "
+                f"temperatures were doubled to {self.num_steps}: raise max_steps"
+            )
+        unsure = sum(bool(found) for found in doubts)
+        found = verdict(doubts)
+        return (
+            found if not unsure or unsure > 0.05 * len(doubts) else f"converged, except {unsure} of {len(doubts)} data"
+        )
+
+    def _sandwich(self, number: int) -> dict[str, Any]:
+        """Bounds from both sides on data that the model itself made, and importance sampling beside them."""
+        assert self.first is not None
+        latent_dim = self.model.encoder(self.first).event_shape[0]
+        generator = self._generator("simulate", 0)
+        lower, upper, importance = list[Tensor](), list[Tensor](), list[Tensor]()
+        x, z = self.model.simulate(number, latent_dim, generator=generator)
+        for data, latents in zip(torch.split(x, 16), torch.split(z, 16), strict=True):
+            bridge = self.bridge(data)
+            plan = self._plan_for(bridge)
+            sandwich = run_sandwich(bridge, plan, self.num_steps, latents, max_rows=self.max_rows, generator=generator)
+            lower.append(sandwich.lower)
+            upper.append(sandwich.upper)
+            importance.append(self._iwae(bridge, generator))
+        low, high = torch.cat(lower), torch.cat(upper)
+        gap, gap_se = _mean(high - low)
+        return {
+            "num_images": number,
+            "lower": low.mean().item(),
+            "upper": high.mean().item(),
+            "gap": gap,
+            "gap_se": gap_se,
+            "iwae": torch.cat(importance).mean().item(),
+        }
+
+    def _generator(self, *parts: int | str) -> Generator:
+        return seeded_generator("evaluation", self.seed, *parts, device=self.like.device)
+
+
+_PILOT_DATA = 16
+_BOUND_REPEATS = 10  # so that the noise of the chains does not drown the differences between methods
+_NUMERIC = COLUMNS[1:-1]
+
+
+def _mean(values: Tensor) -> tuple[float, float]:
+    """Mean and its standard error over data."""
+    return values.mean().item(), (values.std() / len(values) ** 0.5).item() if len(values) > 1 else math.inf
+
+
+def bytes_per_row(bridge: Bridge) -> float:
+    """Bytes that the model keeps for the score of one latent, and as many again for its backward pass."""
+    held = 0
+
+    def note(tensor: Tensor) -> Tensor:
+        nonlocal held
+        held += 0 if isinstance(tensor, torch.nn.Parameter) else tensor.numel() * tensor.element_size()
+        return tensor
+
+    z = draw(bridge.initial, (1,), None).detach()
+    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
+        bridge.log_joint(z.requires_grad_())
+    return max(2 * held / z.shape[1], 1.0)
+
+
+class _Saved:
+    """Finished batches on disk: a line of JSON each, after one with the settings."""
+
+    def __init__(self, folder: str | os.PathLike[str], protocol: Protocol, seed: int):
+        self.path = File(folder) / "evaluation.partial"
+        self.settings = json.loads(json.dumps(asdict(protocol) | {"seed": seed}))
+        self.done = dict[int, dict[str, Any]]()
+        if self.path.exists():
+            self._load()
+
+    def _load(self) -> None:
+        lines = []
+        for line in self.path.read_text().splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:  # the line at which it was interrupted
+                break
+        if lines and lines[0] == self.settings:
+            self.done = {entry["batch"]: entry for entry in lines[1:]}
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in [self.settings, *self.done.values()]))
+
+    def read(self, index: int, size: int, runner: _Runner) -> list[dict[str, Any]] | None:
+        entry = self.done.get(index)
+        if entry is None or len(entry["rows"]) != size:
+            return None
+        runner.chosen = entry["num_steps"], entry["moved"]
+        rows: list[dict[str, Any]] = entry["rows"]
+        return rows
+
+    def write(self, index: int, rows: list[dict[str, Any]], runner: _Runner) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not self.path.exists()
+        with open(self.path, "a") as file:
+            if fresh:
+                file.write(json.dumps(self.settings) + "\n")
+            entry = {"batch": index, "num_steps": runner.num_steps, "moved": runner.moved, "rows": rows}
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def clear(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def write_table(evaluation: Evaluation, path: str | os.PathLike[str]) -> None:
+    """Write the table as CSV."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(evaluation.table)
