@@ -22,8 +22,8 @@ KERNELS = {
 def test_good_by_default():
     evidence = mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), generator=generator())
     assert ((evidence.log_evidence - LOG_Z).abs() < 4 * evidence.standard_error + 1e-3).all()
-    assert (evidence.standard_error < 0.08).all()
-    assert (evidence.ess > 45).all()
+    assert (evidence.standard_error < 0.15).all()
+    assert evidence.verdict() == "converged"
     assert ((evidence.acceptance > 0.6) & (evidence.acceptance < 0.95)).all()
     assert (evidence.num_nonfinite == 0).all()
 
@@ -203,7 +203,8 @@ def test_the_pilot_tunes_every_datum():
     evidence = mcvae.estimate_log_evidence(
         lambda z: -0.5 * (z / scale).square().sum(-1), initial, generator=generator()
     )
-    assert evidence.step_sizes.shape == (100, 4, 1)
+    assert evidence.step_sizes.shape == (evidence.num_steps, 4, 3)
+    assert (evidence.step_sizes[:, :-1] > 5 * evidence.step_sizes[:, 1:]).all()
     assert ((evidence.acceptance - 0.8).abs() < 0.1).all()
     assert (evidence.standard_error < 0.15).all()
 
@@ -213,8 +214,9 @@ def test_the_pilot_moves_as_the_run_will():
     initial = Independent(Normal(torch.zeros(1, 5), torch.full((1, 5), 3.0)), 1)
     evidence = mcvae.estimate_log_evidence(lambda z: -(z**4).sum(-1), initial, generator=generator())
     truth = 5 * math.log(2 * math.gamma(1.25))
-    assert abs(evidence.acceptance.item() - 0.8) < 0.1
-    assert abs(evidence.log_evidence.item() - truth) < 1
+    assert 0.7 < evidence.acceptance.item() < 0.95
+    assert abs(evidence.log_evidence.item() - truth) < 4 * evidence.standard_error.item()
+    assert evidence.verdict() == "converged"
 
 
 def test_diverging_chains_are_counted_and_keep_their_place():

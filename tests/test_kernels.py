@@ -151,7 +151,7 @@ def test_a_leapfrog_path_that_fails_on_its_way_is_rejected_even_if_it_ends_well(
 
     bridge = mcvae.Bridge(Independent(Normal(-torch.ones(1, 1), 0.1 * torch.ones(1, 1)), 1), gap)
     with torch.no_grad():
-        state = State(bridge.sample(1000, generator=generator()))
+        state = State(bridge.sample(250, generator=generator()))
         visited.clear()
         transition = mcvae.hmc(3)(bridge, state, torch.tensor(1.0), torch.tensor(1.0), generator=generator(1))
     fell = [(z > 1) & (z < 2) for z in visited]

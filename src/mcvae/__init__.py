@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         standard_error as standard_error,
     )
     from mcvae.estimator import AnnealedEstimator as AnnealedEstimator, Estimate as Estimate
+    from mcvae.evaluation import Evaluation as Evaluation, Protocol as Protocol, evaluate as evaluate
     from mcvae.evidence import (
         Evidence as Evidence,
         Sandwich as Sandwich,
@@ -97,6 +98,9 @@ _HOME = {
     "standard_error": "mcvae.diagnostics",
     "AnnealedEstimator": "mcvae.estimator",
     "Estimate": "mcvae.estimator",
+    "Evaluation": "mcvae.evaluation",
+    "Protocol": "mcvae.evaluation",
+    "evaluate": "mcvae.evaluation",
     "Evidence": "mcvae.evidence",
     "Sandwich": "mcvae.evidence",
     "estimate_log_evidence": "mcvae.evidence",

@@ -4,7 +4,7 @@ import sys
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mcvae.training.config import (
     DataConfig,
@@ -46,32 +46,73 @@ def train(
     fit(config, resume=resume)
 
 
-def evaluate(
+def evaluate_runs(
     folders: list[str],
-    split: str = "test",
-    num_steps: int = 50,
-    num_samples: int = 16,
+    split: Literal["test", "validation"] = "test",
+    protocol: Literal["serious", "paper"] = "serious",
+    num_steps: int | Literal["auto"] | None = None,
+    num_samples: int | None = None,
+    start: Literal["encoder", "prior"] | None = None,
+    spacing: Literal["adaptive", "sigmoid", "linear"] | None = None,
+    tolerance: float | None = None,
+    max_steps: int | None = None,
     limit: int | None = None,
+    simulated: int = 32,
+    compare_iwae: bool = True,
+    tuning: str | None = None,
+    memory: str = "1GB",
+    device: str = "cpu",
+    seed: int | None = None,
 ) -> None:
-    """Measure bound and likelihood (AIS with HMC) of trained runs on held-out images.
+    """Measure likelihood (AIS with HMC: pilot, freeze, run) and bound of trained runs on held-out images.
+
+    An interrupted evaluation goes on where it was when it is called again.
 
     Args:
         folders: run folders.
         split: test or validation.
-        num_steps: temperatures of AIS-HMC.
+        protocol: serious, or the paper's (5 temperatures, 10 chains); what follows replaces parts of it.
+        num_steps: temperatures of AIS-HMC; auto doubles them until the estimate settles.
         num_samples: chains of AIS-HMC per image.
+        start: where chains start, q(z|x) or p(z).
+        spacing: of the temperatures.
+        tolerance: in nats, for auto and for verdicts.
+        max_steps: most temperatures that auto may take.
         limit: evaluate only so many images.
+        simulated: images to simulate from the model for bounds from both sides; 0 for none.
+        compare_iwae: also estimate by importance sampling at equal cost, which doubles the time.
+        tuning: tuning.json of another evaluation, instead of a pilot.
+        memory: for activations, such as 500MB or 4GB.
+        device: such as cpu or cuda.
+        seed: that of the run if not given.
     """
+    from rich.console import Console
     from rich.progress import track
 
-    from mcvae.report.compare import collect, show
+    from mcvae.report.compare import certificate, collect, show
     from mcvae.training.evaluation import evaluate_run
 
     collect(folders)
-    for folder in folders:
-        wrap = partial(track, description=folder, disable=not sys.stderr.isatty())
-        evaluate_run(folder, split=split, num_steps=num_steps, num_samples=num_samples, limit=limit, progress=wrap)
+    options = {name: value for name, value in locals().items() if name in signature(evaluate_runs).parameters}
+    options |= {"memory": _bytes(memory)}
+    for folder in options.pop("folders"):
+        shown = Console(stderr=True)
+        wrap = partial(track, description=folder, disable=not sys.stderr.isatty(), console=shown)
+        print(certificate(folder, evaluate_run(folder, **options, progress=wrap)))
     show(collect(folders))
+
+
+def _bytes(text: str) -> float:
+    """500MB as a number."""
+    units = {"KB": 1e3, "MB": 1e6, "GB": 1e9}
+    number, unit = text[:-2], text[-2:].upper()
+    try:
+        amount = float(number) * units[unit]
+    except (KeyError, ValueError):
+        amount = 0.0
+    if amount <= 0:
+        raise ValueError(f"--memory must look like 500MB or 4GB, got {text!r}.")
+    return amount
 
 
 def sample(folder: str, number: int = 64, out: str | None = None, seed: int = 0) -> None:
@@ -135,7 +176,14 @@ def demo(folder: str = "runs/demo", epochs: int = 60, seed: int = 0) -> None:
     print("Samples and reconstructions: " + ", ".join(f"{run}/pictures" for run in runs))
 
 
-COMMANDS = {function.__name__: function for function in (train, evaluate, sample, compare, methods, demo)}
+COMMANDS = {
+    "train": train,
+    "evaluate": evaluate_runs,
+    "sample": sample,
+    "compare": compare,
+    "methods": methods,
+    "demo": demo,
+}
 SHORTHANDS = ("--data", "--method")
 """Options whose plain value is a name: --data mnist means --data.name mnist."""
 

@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from mcvae.bounds import iwae
 from mcvae.bridge import Bridge
 from mcvae.estimator import AnnealedEstimator
 from mcvae.evidence import Plan, choose_num_steps, evaluations, make_plan, run_chains, run_sandwich, verdict
@@ -57,7 +58,8 @@ COLUMNS = (
     "acceptance",
     "nonfinite",
     "bound",
-    "iwae",
+    "importance",
+    "iwae_10",
     "rate",
     "distortion",
     "doubts",
@@ -77,7 +79,7 @@ class Evaluation(NamedTuple):
 
     def column(self, name: str) -> Tensor:
         """A numeric column of the table, `[N]`."""
-        return torch.tensor([row[name] for row in self.table], dtype=torch.float64)
+        return _column(self.table, name)
 
     def worst(self, number: int) -> list[int]:
         """Indices of the data that the model explains worst."""
@@ -111,7 +113,7 @@ def evaluate(
         protocol: "serious", "paper", or a `Protocol`.
         kernel: `hmc(3)` by default.
         tuning: that of an earlier evaluation, instead of a pilot.
-        compare_iwae: estimate by plain importance sampling, too, at the cost of the chains (which doubles the time).
+        compare_iwae: estimate by importance sampling, too, with as many passes through the model as the chains take.
         simulated: data to simulate from the model for the two-sided bounds; 0 for none.
         memory: bytes that the model's activations may take: chains × data held at once follow from it.
         seed: of everything random. The noise of a datum depends on the batch it is in.
@@ -130,7 +132,9 @@ def evaluate(
     settings = PROTOCOLS[protocol] if isinstance(protocol, str) else protocol
     like = next(model.parameters(), torch.empty(0))
     runner = _Runner(model, objective, settings, kernel, tuning, compare_iwae, memory, seed, like)
-    saved = _Saved(folder, settings, seed) if folder is not None else None
+    saved = None
+    if folder is not None:
+        saved = _Saved(folder, settings, seed, kernel=str(kernel), tuning=str(tuning), compare_iwae=compare_iwae)
     with torch.no_grad():
         work = enumerate(_batches(data, like))
         for index, x in progress(work) if progress is not None else work:
@@ -256,13 +260,13 @@ class _Runner:
             "acceptance": evidence.acceptance,
             "nonfinite": evidence.num_nonfinite,
             "bound": bound,
-            "iwae": self._iwae(bridge, generator),
+            **self._importance_sampling(bridge, generator),
             "rate": rate,
             "distortion": distortion,
         }
-        numbers = torch.stack([column.double() for column in columns.values()], 1).tolist()
+        numbers = torch.stack([column.double().cpu() for column in columns.values()], 1).tolist()
         return [
-            dict(zip(columns, row, strict=True)) | {"doubts": " ".join(found)}
+            dict(zip(columns, map(_plain, row), strict=True)) | {"doubts": " ".join(found)}
             for row, found in zip(numbers, evidence.doubts(), strict=True)
         ]
 
@@ -284,30 +288,37 @@ class _Runner:
         log_prior = self.model.prior_like(point.z).log_prob(point.z)
         return (point.log_q - log_prior).double().mean(0), (log_prior - point.log_p).double().mean(0)
 
-    def _iwae(self, bridge: Bridge, generator: Generator) -> Tensor:
-        """Plain importance sampling with as many passes through the model as the chains took, `[B]`."""
+    def _importance_sampling(self, bridge: Bridge, generator: Generator) -> dict[str, Tensor]:
+        """With as many passes through the model as the chains took: one estimate from all, and the bound of ten."""
         batch = bridge.initial.batch_shape[0]
         if not self.compare_iwae:
-            return torch.full((batch,), torch.nan)
+            return dict.fromkeys(("importance", "iwae_10"), torch.full((batch,), torch.nan))
         assert self.max_rows is not None
         number = self.plan.num_samples * evaluations(self.plan, self.num_steps)
-        size = max(1, min(number, self.max_rows // batch))
-        sums, seen = list[Tensor](), 0
+        groups = max(1, min(number, self.max_rows // batch) // 10)
+        sums, tens, seen = list[Tensor](), list[Tensor](), 0
         while seen < number:
-            point = bridge.sample(size, with_score=False, generator=generator)
-            sums.append((point.log_p.double() - point.log_q.double()).logsumexp(0))
-            seen += size
-        return torch.stack(sums).logsumexp(0) - math.log(seen)
+            point = bridge.sample(10 * groups, with_score=False, generator=generator)
+            log_weight = point.log_p.double() - point.log_q.double()
+            sums.append(log_weight.logsumexp(0))
+            tens.append(
+                iwae(log_weight.reshape(groups, 10, batch).transpose(0, 1).flatten(1)).reshape(groups, batch).mean(0)
+            )
+            seen += 10 * groups
+        return {
+            "importance": torch.stack(sums).logsumexp(0) - math.log(seen),
+            "iwae_10": torch.stack(tens).mean(0),
+        }
 
     def summary(self, simulated: int) -> dict[str, Any]:
         """Figures of the set."""
-        columns = {name: torch.tensor([row[name] for row in self.table]).double() for name in _NUMERIC}
+        columns = {name: _column(self.table, name) for name in _NUMERIC}
         likelihood, number = columns["log_likelihood"], len(self.table)
         spread = (self.squares / self.number - (self.total / self.number).square()).clamp(min=0)
         doubts = [tuple(row["doubts"].split()) for row in self.table]
         summary: dict[str, Any] = {"num_images": number, **asdict(self.protocol), "num_steps": self.num_steps}
-        for name in ("bound", "rate", "distortion", "iwae"):
-            summary[name], summary[f"{name}_se"] = _mean(columns[name])
+        for name in ("bound", "rate", "distortion", "importance", "iwae_10"):
+            summary[name], summary[f"{name}_se"] = map(_plain, _mean(columns[name]))
         summary["nll"], summary["nll_se"] = _mean(-likelihood)
         chains = columns["standard_error"].square().sum().sqrt().item() / number
         half = 1.96 * summary["nll_se"]
@@ -318,10 +329,10 @@ class _Runner:
             "gap": gap,
             "gap_se": gap_se,
             "ess": columns["ess"].median().item(),
-            "pareto_k": columns["pareto_k"].median().item(),
+            "pareto_k": _plain(columns["pareto_k"].median().item()),
             "acceptance": columns["acceptance"].mean().item(),
             "nonfinite": int(columns["nonfinite"].sum()),
-            "moved": self.moved,
+            "moved": _plain(self.moved),
             "active_units": int((spread > 0.01).sum()),
             "latent_dim": spread.numel(),
             "unconverged": sum(bool(found) for found in doubts),
@@ -347,7 +358,7 @@ class _Runner:
         assert self.first is not None
         latent_dim = self.model.encoder(self.first).event_shape[0]
         generator = self._generator("simulate", 0)
-        lower, upper, importance = list[Tensor](), list[Tensor](), list[Tensor]()
+        lower, upper, others = list[Tensor](), list[Tensor](), list[dict[str, Tensor]]()
         x, z = self.model.simulate(number, latent_dim, generator=generator)
         for data, latents in zip(torch.split(x, 16), torch.split(z, 16), strict=True):
             bridge = self.bridge(data)
@@ -355,7 +366,7 @@ class _Runner:
             sandwich = run_sandwich(bridge, plan, self.num_steps, latents, max_rows=self.max_rows, generator=generator)
             lower.append(sandwich.lower)
             upper.append(sandwich.upper)
-            importance.append(self._iwae(bridge, generator))
+            others.append(self._importance_sampling(bridge, generator))
         low, high = torch.cat(lower), torch.cat(upper)
         gap, gap_se = _mean(high - low)
         return {
@@ -364,7 +375,7 @@ class _Runner:
             "upper": high.mean().item(),
             "gap": gap,
             "gap_se": gap_se,
-            "iwae": torch.cat(importance).mean().item(),
+            **{name: _plain(torch.cat([other[name] for other in others]).mean().item()) for name in others[0]},
         }
 
     def _generator(self, *parts: int | str) -> Generator:
@@ -379,6 +390,15 @@ _NUMERIC = COLUMNS[1:-1]
 def _mean(values: Tensor) -> tuple[float, float]:
     """Mean and its standard error over data."""
     return values.mean().item(), (values.std() / len(values) ** 0.5).item() if len(values) > 1 else math.inf
+
+
+def _plain(value: float) -> float | None:
+    """None for what is not known: JSON has no NaN."""
+    return None if math.isnan(value) else value
+
+
+def _column(table: list[dict[str, Any]], name: str) -> Tensor:
+    return torch.tensor([math.nan if row[name] is None else row[name] for row in table], dtype=torch.float64)
 
 
 def bytes_per_row(bridge: Bridge) -> float:
@@ -399,9 +419,9 @@ def bytes_per_row(bridge: Bridge) -> float:
 class _Saved:
     """Finished batches on disk: a line of JSON each, after one with the settings."""
 
-    def __init__(self, folder: str | os.PathLike[str], protocol: Protocol, seed: int):
+    def __init__(self, folder: str | os.PathLike[str], protocol: Protocol, seed: int, **described: str | bool):
         self.path = File(folder) / "evaluation.partial"
-        self.settings = json.loads(json.dumps(asdict(protocol) | {"seed": seed}))
+        self.settings = json.loads(json.dumps(asdict(protocol) | {"seed": seed} | described))
         self.done = dict[int, dict[str, Any]]()
         if self.path.exists():
             self._load()

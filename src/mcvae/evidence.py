@@ -71,7 +71,7 @@ class Evidence(NamedTuple):
         noise = 2.8 * self.standard_error  # twice the error of a difference
         failing = {
             "moving": self.moved.abs() > self.tolerance + noise,
-            "tail": self.pareto_k > 0.7,
+            "tail": (self.pareto_k > 0.7) & (self.ess < 0.5 * num_samples),  # of few chains k alone is noise
             "few": self.ess < max(2.0, 0.1 * num_samples),
             "noisy": ~(self.standard_error <= 2 * self.tolerance),
             "stuck": self.acceptance < 0.3,
@@ -175,8 +175,8 @@ def estimate_log_evidence(
         log_joint: unnormalised log density, `[S, B, D] -> [S, B]`.
         initial: where chains start, batch `[B]`, event `[D]`: a rough, preferably too wide, approximation.
         kernel: `hmc(3)` by default.
-        num_steps: K temperatures between the two; more tighten the estimate. "auto" doubles them until the mean change
-            over data is below `tolerance`, or `max_steps` are reached.
+        num_steps: K temperatures between the two; more tighten the estimate. "auto" doubles them until change and
+            standard error, in the mean over data, are below `tolerance`, or `max_steps` are reached.
         num_samples: S independent chains per datum.
         step_size: a number, `[K]`, `[K, D]`, `[K, B, 1]`, or "pilot": dual averaging to a target acceptance, in units
             of the initial distribution's scales.
@@ -206,6 +206,7 @@ def estimate_log_evidence(
             schedule=schedule,
             tuning=tuning,
             tolerance=tolerance,
+            num_steps=num_steps,
             generator=generator,
         )
         chosen, moved = choose_num_steps(bridge, plan, num_steps, max_steps, generator)
@@ -258,6 +259,7 @@ def sandwich_log_evidence(
             schedule=schedule,
             tuning=tuning,
             tolerance=tolerance,
+            num_steps=num_steps,
             generator=generator,
         )
         chosen, moved = choose_num_steps(bridge, plan, num_steps, max_steps, generator)
@@ -273,6 +275,7 @@ def make_plan(
     schedule: Schedule | Spacing = "adaptive",
     tuning: Tuning | None = None,
     tolerance: float = 0.1,
+    num_steps: int | Literal["auto"] = "auto",
     generator: Generator | None = None,
 ) -> Plan:
     """Check the settings, run the pilot if one is needed, and freeze."""
@@ -289,7 +292,7 @@ def make_plan(
     elif step_size != "pilot":
         raise ValueError(f'step_size must be a number, a tensor or "pilot", got "{step_size}".')
     without_pilot = fixed is not None and (given is not None or schedule == "sigmoid")
-    if tuning is None and not without_pilot and not (given is not None and given.num_steps == 0):
+    if tuning is None and not without_pilot and num_steps != 0 and not (given is not None and given.num_steps == 0):
         spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule
         tuning = tune(bridge, kernel, spacing=spacing, generator=generator)
     return Plan(kernel, num_samples, units, tuning, given, fixed, tolerance)
@@ -309,13 +312,14 @@ def choose_num_steps(
     if plan.step_size is not None and plan.step_size.dim() > 0:
         return len(plan.step_size), unknown
     current = min(_FIRST, max_steps)
-    estimate = run_chains(bridge, plan, current, generator=generator).log_evidence
+    estimate = run_chains(bridge, plan, current, generator=generator)
     moved = torch.full_like(unknown, torch.inf)
     while 2 * current <= max_steps:
         current *= 2
-        better = run_chains(bridge, plan, current, generator=generator).log_evidence
-        moved, estimate = (better - estimate).nan_to_num(nan=torch.inf), better
-        if moved.abs().mean() < plan.tolerance:
+        better = run_chains(bridge, plan, current, generator=generator)
+        moved = (better.log_evidence - estimate.log_evidence).nan_to_num(nan=torch.inf)
+        estimate = better
+        if max(moved.abs().mean(), estimate.standard_error.mean()) < plan.tolerance:
             break
     return current, moved
 

@@ -33,7 +33,7 @@ class Tuning(NamedTuple):
     log_steps: Tensor
     """Log step sizes there, in units of the initial distribution's scales: `[M, 1]`, or `[M, B]` for one per datum."""
     spread: Tensor
-    """Standard deviation of ∂ log γ_β / ∂β there, `[M]`: the rate at which weights drift apart."""
+    """Spread of ∂ log γ_β / ∂β at 0 and there, `[M + 1]`: the rate at which weights drift apart."""
     spacing: Spacing = "adaptive"
 
     def temperatures(self, num_steps: int) -> Tensor:
@@ -47,12 +47,10 @@ class Tuning(NamedTuple):
             return rule(num_steps, interior=True)().detach().to(self.knots)
         ends = self.knots.new_tensor([0.0]), self.knots.new_tensor([1.0])
         grid = torch.cat([ends[0], self.knots, ends[1]])
-        spread = torch.cat([self.spread[:1], self.spread, self.spread[-1:]])
+        spread = torch.cat([self.spread, self.spread[-1:]])
         length = torch.cat([ends[0], ((spread[1:] + spread[:-1]) / 2 * grid.diff()).cumsum(0)])
         wanted = length[-1] * torch.arange(1, num_steps + 1).to(grid) / (num_steps + 1)
-        betas = _interpolate(wanted, length, grid)
-        share = 0.02  # of evenly spaced temperatures: a pilot that saw no spread must not leave a gap
-        return (1 - share) * betas + share * torch.arange(1, num_steps + 1).to(grid) / (num_steps + 1)
+        return _interpolate(wanted, length, grid)
 
     def step_sizes(self, betas: Tensor) -> Tensor:
         """Step sizes at `betas [K]` in units of the initial distribution's scales, `[K, 1]` or `[K, B]`."""
@@ -91,19 +89,22 @@ def tune(
     kernel: Kernel,
     *,
     spacing: Spacing = "adaptive",
-    num_knots: int = 20,
-    num_chains: int = 16,
+    num_knots: int | None = None,
+    num_chains: int | None = None,
     target: float | None = None,
     generator: Generator | None = None,
 ) -> Tuning:
-    """Let pilot chains walk from q to p(x, ·), twice for an adaptive ladder, and note what they need.
+    """Let pilot chains walk from q to p(x, ·), and note what they need.
+
+    For adaptive spacing, each temperature is chosen where the chains stand, so that the step to it costs a fixed share
+    of the conditional effective sample size; there are as many as that takes.
 
     Args:
         bridge: the densities.
         kernel: the kernel to tune.
         spacing: "adaptive", "sigmoid" or "linear".
-        num_knots: temperatures of the pilot; between them step sizes are interpolated.
-        num_chains: pilot chains per datum.
+        num_knots: temperatures of the pilot, or the most of an adaptive one; between them step sizes are interpolated.
+        num_chains: pilot chains per datum; between 16, for many data, and 64, for one, by default.
         target: acceptance; see `pilot_step_sizes`.
         generator: source of all randomness.
 
@@ -117,15 +118,13 @@ def tune(
     """
     if spacing not in get_args(Spacing):
         raise ValueError(f"spacing must be one of {', '.join(get_args(Spacing))}, got {spacing!r}.")
-    rule = LinearSchedule if spacing == "linear" else SigmoidSchedule
-    knots = rule(num_knots, interior=True)().detach()
-    log_steps, spread = _walk(bridge, kernel, knots, None, target, num_chains, generator)
-    tuning = Tuning(knots.to(spread), log_steps, spread, spacing)
+    num_chains = min(64, max(16, 512 // bridge.initial.batch_shape[0])) if num_chains is None else num_chains
     if spacing == "adaptive":
-        knots = tuning.temperatures(num_knots)
-        log_steps, spread = _walk(bridge, kernel, knots, log_steps[0], target, num_chains, generator)
-        tuning = Tuning(knots, log_steps, spread, spacing)
-    return tuning
+        walk = _walk(bridge, kernel, None, target, num_chains, generator, num_knots or 200)
+    else:
+        rule = LinearSchedule if spacing == "linear" else SigmoidSchedule
+        walk = _walk(bridge, kernel, rule(num_knots or 20, interior=True)().detach(), target, num_chains, generator)
+    return Tuning(*walk, spacing)
 
 
 def pilot_step_sizes(
@@ -151,7 +150,7 @@ def pilot_step_sizes(
         units = step_units(bridge.initial, kernel, generator)
         if not len(betas):
             return units.new_zeros(0, 1, 1)
-        log_steps, _ = _walk(bridge, kernel, betas, None, target, num_chains, generator)
+        _, log_steps, _ = _walk(bridge, kernel, betas, target, num_chains, generator)
         return log_steps.exp().unsqueeze(-1) * units
 
 
@@ -169,30 +168,35 @@ def step_units(initial: Distribution, kernel: Kernel, generator: Generator | Non
 def _walk(
     bridge: Bridge,
     kernel: Kernel,
-    betas: Tensor,
-    log_step: Tensor | None,
+    betas: Tensor | None,
     target: float | None,
     num_chains: int,
     generator: Generator | None,
-) -> tuple[Tensor, Tensor]:
-    """Log step sizes `[M, B]` and spread `[M]` along `betas [M]`, from a first guess `[B]` or from a search."""
+    max_knots: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Temperatures `[M]`, those given or adaptive ones, with log step sizes `[M, B]` and spread `[M + 1]`."""
     if target is None:
         target = 0.9 if not isinstance(kernel, MetropolisHastings) else 0.8 if kernel.uses_score else 0.3
     state = State(bridge.sample(num_chains, with_score=kernel.uses_score, generator=generator))
     units = step_units(bridge.initial, kernel, generator)
-    searching, betas = log_step is None, betas.to(state.point.z)
-    log_step = torch.full_like(units[:, 0], math.log(0.2)) if log_step is None else log_step.expand(len(units))
-    tuned, spreads = list[Tensor](), list[Tensor]()
-    for beta, following in zip(betas, torch.cat([betas[1:], torch.ones_like(betas[:1])]), strict=True):
-        num_trials = 40 if searching and not tuned else 4
-        log_step = _dual_averaging(bridge, kernel, state, beta, log_step, units, target, num_trials, generator)
-        tuned.append(log_step)
-        step = log_step.exp().unsqueeze(-1) * units
-        transition = kernel(bridge, state, beta, step, generator=generator)
+    log_step = torch.full_like(units[:, 0], math.log(0.2))
+    beta = units.new_zeros(())
+    knots, tuned, spreads = list[Tensor](), list[Tensor](), [_spread(bridge, state, beta)]
+    while len(knots) < (max_knots if betas is None else len(betas)):
+        beta = beta + (_LOSS / spreads[-1]).clamp(max=0.2) if betas is None else betas[len(knots)].to(units)
+        if betas is None and beta > 0.999:
+            break
+        log_step = _dual_averaging(bridge, kernel, state, beta, log_step, units, target, 4 if tuned else 40, generator)
+        transition = kernel(bridge, state, beta, log_step.exp().unsqueeze(-1) * units, generator=generator)
         usable = ~transition.state.point.log_p.isnan()
         state = State(select(usable, transition.state.point, state.point), transition.state.momentum)
-        spreads.append(_spread(bridge, state, beta, following))
-    return torch.stack(tuned), torch.stack(spreads)
+        knots.append(beta)
+        tuned.append(log_step)
+        spreads.append(_spread(bridge, state, beta))
+    return torch.stack(knots), torch.stack(tuned), torch.stack(spreads)
+
+
+_LOSS = 0.5  # spread of log-weights from one temperature of an adaptive pilot to the next
 
 
 def _dual_averaging(
@@ -224,13 +228,14 @@ def _dual_averaging(
     return averaged
 
 
-def _spread(bridge: Bridge, state: State, beta: Tensor, following: Tensor) -> Tensor:
-    """Root mean square over data of the standard deviation of ∂ log γ / ∂β over chains, a scalar."""
-    change = bridge.log_density(state.point, following) - bridge.log_density(state.point, beta)
-    rate = change / (following - beta).clamp(min=1e-6)
-    finite = rate.isfinite()
-    number = finite.sum(0).clamp(min=2)
-    rate = torch.where(finite, rate, 0.0)
-    mean = rate.sum(0) / number
-    variance = torch.where(finite, (rate - mean).square(), 0.0).sum(0) / (number - 1)
-    return variance.mean().sqrt().to(state.point.z).clamp(min=1e-6)
+def _spread(bridge: Bridge, state: State, beta: Tensor) -> Tensor:
+    """Root mean square over data of the spread of ∂ log γ / ∂β over chains, a scalar.
+
+    By quartiles: a chain far out would dominate a standard deviation, but weighs nothing in an effective sample size.
+    """
+    step = 1e-3 if beta < 0.5 else -1e-3
+    change = bridge.log_density(state.point, beta + step) - bridge.log_density(state.point, beta)
+    rate = torch.where(change.isfinite(), change / step, torch.nan)
+    low, high = rate.nanquantile(rate.new_tensor([0.25, 0.75]), 0)
+    spread: Tensor = ((high - low) / 1.349).nan_to_num(nan=0.0)
+    return spread.square().mean().sqrt().to(state.point.z).clamp(min=1e-6)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["collect", "comparison", "paired_difference", "show"]
+__all__ = ["certificate", "collect", "comparison", "paired_difference", "show"]
 
 Result = dict[str, Any]
 
@@ -99,6 +99,44 @@ def _row(result: Result, baseline: Result | None) -> list[str]:
         f"{measured['ess']:.1f} of {measured['num_samples']}",
         f"{result['seconds']:.0f}",
     ]
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
+
+
+def certificate(name: str, found: dict[str, Any]) -> str:
+    """What an evaluation found, in words and with its doubts."""
+    low, high = found["nll_interval"]
+    lines = [
+        f"{name}: NLL {found['nll']:.2f} on {found['num_images']} {found['split']} images, 95 % interval "
+        f"[{low:.2f}, {high:.2f}] (of its standard error {found['nll_se']:.3f}, the chains cause "
+        f"{found['nll_se_chains']:.3f}).",
+        f"  {found['verdict'][0].upper()}{found['verdict'][1:]}.",
+        f"  {found['num_samples']} chains of {found['num_steps']} temperatures from the {found['start']}: median ESS "
+        f"{found['ess']:.1f}, median k {_number(found['pareto_k'])}, acceptance {found['acceptance']:.2f}, "
+        f"{found['nonfinite']} chains not finite.",
+        f"  Bound {found['bound']:.2f}, {found['gap']:.2f} ± {found['gap_se']:.2f} below the likelihood; rate "
+        f"{found['rate']:.2f}, distortion {found['distortion']:.2f}; {found['active_units']} of {found['latent_dim']} "
+        "units active.",
+    ]
+    if found["importance"] is not None:
+        lines.append(
+            f"  With as many passes through the model, importance sampling gives NLL {-found['importance']:.2f}; the "
+            f"IWAE bound of 10 samples is {found['iwae_10']:.2f}."
+        )
+    both = found["sandwich"]
+    if both is not None:
+        lines.append(
+            f"  On {both['num_images']} simulated images log p lies in [{both['lower']:.2f}, {both['upper']:.2f}], gap "
+            f"{both['gap']:.3f} ± {both['gap_se']:.3f}."
+        )
+        if both["importance"] is not None:
+            lines.append(
+                f"  There importance sampling at equal cost says {both['importance']:.2f}, and the IWAE bound of 10 "
+                f"samples {both['iwae_10']:.2f}."
+            )
+    return "\n".join(lines)
 
 
 def describe(result: Result) -> str:

@@ -13,12 +13,10 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from mcvae.evidence import estimate_log_evidence
+from mcvae.evaluation import Protocol, evaluate
 from mcvae.models import LatentVariableModel
 from mcvae.randomness import draw, seeded_generator
-from mcvae.schedules import SigmoidSchedule
 from mcvae.training.files import RunError, write_atomically
-from mcvae.training.likelihood import shared_step_sizes
 from mcvae.training.module import VariationalTraining
 from mcvae.training.pictures import save_grid
 
@@ -73,28 +71,19 @@ class Checkpoints(Checkpoint):
 class HeldOutLikelihood(Callback):
     """AIS-HMC likelihood of the first 50 validation images every few epochs, as `val_nll`."""
 
-    def __init__(self, images: Tensor, every: int, seed: int, num_steps: int = 20, num_samples: int = 16):
+    protocol = Protocol(num_steps=20, num_samples=16)
+
+    def __init__(self, images: Tensor, every: int, seed: int):
         self.images, self.every, self.seed = images[:50], every, seed
-        self.num_steps, self.num_samples = num_steps, num_samples
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Estimate and log."""
         if self.every and len(self.images) and (trainer.current_epoch + 1) % self.every == 0:
-            model, device = cast(VariationalTraining, pl_module).model, pl_module.device
-            images = self.images.to(next(model.parameters()))
-            schedule = SigmoidSchedule(self.num_steps, interior=True)
-            steps = shared_step_sizes(model, images, schedule, self.seed)
-            with torch.no_grad():
-                bridge = model.bridge(images)
-            evidence = estimate_log_evidence(
-                bridge.log_joint,
-                bridge.initial,
-                schedule=schedule,
-                num_samples=self.num_samples,
-                step_size=steps,
-                generator=seeded_generator("likelihood", self.seed, device=device),
+            model = cast(VariationalTraining, pl_module).model
+            found = evaluate(
+                model, self.images, protocol=self.protocol, simulated=0, compare_iwae=False, seed=self.seed
             )
-            pl_module.log("val_nll", -evidence.log_evidence.mean().float(), rank_zero_only=True)
+            pl_module.log("val_nll", found.summary["nll"], rank_zero_only=True)
 
 
 class Metrics(Checkpoint):

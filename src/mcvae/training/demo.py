@@ -30,6 +30,6 @@ def run_demo(folder: str, epochs: int, seed: int) -> list[str]:
             train(TrainConfig(data=DataConfig("digits", batch_size=50), method=method, run=config))
         if "evaluation" not in read_json(run / "result.json"):
             print(f"evaluating {name} on test images", flush=True)
-            evaluate_run(run, num_steps=30, num_samples=8)
+            evaluate_run(run, num_samples=16, compare_iwae=False)
         runs.append(str(run))
     return runs

@@ -1,19 +1,19 @@
-"""Evaluate a run on images it was not trained on: its bound, and its likelihood by AIS with HMC."""
+"""Evaluate a run on images it was not trained on, and write down what was found."""
 
-import csv
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mcvae.evidence import estimate_log_evidence
-from mcvae.randomness import seeded_generator
-from mcvae.schedules import SigmoidSchedule
+from mcvae.data import Batches
+from mcvae.evaluation import PROTOCOLS, Evaluation, evaluate, write_table
 from mcvae.training.files import load_run, read_config, read_json, write_atomically, write_json
-from mcvae.training.likelihood import shared_step_sizes
+from mcvae.training.pictures import save_grid
 from mcvae.training.run import batches, prepare
+from mcvae.tuning import Spacing, Tuning
 
 __all__ = ["evaluate_run"]
 
@@ -22,86 +22,90 @@ def evaluate_run(
     folder: str | Path,
     *,
     split: str = "test",
-    num_steps: int = 50,
-    num_samples: int = 16,
+    protocol: Literal["serious", "paper"] = "serious",
+    num_steps: int | Literal["auto"] | None = None,
+    num_samples: int | None = None,
+    start: Literal["encoder", "prior"] | None = None,
+    spacing: Spacing | None = None,
+    tolerance: float | None = None,
+    max_steps: int | None = None,
     limit: int | None = None,
+    simulated: int = 32,
+    compare_iwae: bool = True,
+    tuning: str | None = None,
+    memory: float = 1e9,
+    device: str = "cpu",
+    seed: int | None = None,
     progress: Any = None,
 ) -> dict[str, Any]:
-    """Measure bound and likelihood per image; write `evaluation.csv` and the summary into `result.json`.
+    """Measure likelihood and bound per image; write a table, the tuning, a picture and the summary.
 
-    Step sizes of the bound are those of training, frozen; those of AIS-HMC are tuned on pilot chains and frozen.
+    Step sizes of the bound are those of training, frozen. An interrupted evaluation goes on where it was when it is
+    called again with the same settings.
 
     Args:
         folder: a finished run.
         split: "test" or "validation".
-        num_steps: temperatures of AIS-HMC.
-        num_samples: chains of AIS-HMC per image.
+        protocol: what the settings below replace parts of.
+        num_steps, num_samples, start, spacing, tolerance, max_steps: see `mcvae.evaluation.Protocol`.
         limit: evaluate only so many images.
-        progress: wraps the list of batches, such as `rich.progress.track`.
+        simulated: images to simulate for the two-sided bounds; 0 for none.
+        compare_iwae: see `mcvae.evaluate`.
+        tuning: `tuning.json` of another evaluation, instead of a pilot.
+        memory: bytes for activations.
+        device: such as "cpu" or "cuda".
+        seed: that of the run if None.
+        progress: wraps the batches, given their number, such as `rich.progress.track`.
     """
     folder = Path(folder)
     if limit is not None and limit < 2:
         raise ValueError(f"--limit must be at least 2, got {limit}: a standard error needs two images.")
+    chosen = {
+        "num_steps": num_steps,
+        "num_samples": num_samples,
+        "start": start,
+        "spacing": spacing,
+        "tolerance": tolerance,
+        "max_steps": max_steps,
+    }
+    settings = replace(PROTOCOLS[protocol], **{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
     result = read_json(folder / "result.json")
     model, objective = load_run(folder)
     config, images = prepare(read_config(folder))
     config.data.limit = limit if limit is not None else config.data.limit
-    start, rows = time.perf_counter(), list[Tensor]()
-    work = list(enumerate(batches(images, config, split)))
-    if not work:
+    work = batches(images, config, split)
+    if not len(work):
         raise ValueError(f"there are no {split} images to evaluate on (limit {limit}).")
-    schedule = SigmoidSchedule(num_steps, interior=True)
-    step_sizes = shared_step_sizes(model, work[0][1], schedule, config.run.seed)
-    for index, x in progress(work) if progress is not None else work:
-        generator = seeded_generator("evaluate", config.run.seed, index)
-        with torch.no_grad():
-            bridge = model.bridge(x)
-            repeats = [objective(bridge, generator=generator).bound for _ in range(_BOUND_REPEATS)]
-            bound = torch.stack(repeats).mean(0)
-        evidence = estimate_log_evidence(
-            bridge.log_joint,
-            bridge.initial,
-            schedule=schedule,
-            num_samples=num_samples,
-            step_size=step_sizes,
-            generator=generator,
-        )
-        columns = (bound, evidence.log_evidence, evidence.standard_error, evidence.ess, evidence.acceptance)
-        rows.append(torch.stack([column.double() for column in columns], 1))
-    table = torch.cat(rows)
-    write_atomically(folder / "evaluation.csv", lambda path: _write_table(path, table))
-    summary = _summary(table) | {
-        "split": split,
-        "num_images": len(table),
-        "num_steps": num_steps,
-        "num_samples": num_samples,
-        "seconds": round(time.perf_counter() - start, 2),
-    }
-    write_json(folder / "result.json", result | {"evaluation": summary})
+    begin = time.perf_counter()
+    evaluation = evaluate(
+        model.to(device),
+        work,
+        objective=objective.to(device),
+        protocol=settings,
+        tuning=None if tuning is None else Tuning.load(tuning),
+        simulated=simulated,
+        compare_iwae=compare_iwae,
+        memory=memory,
+        seed=config.run.seed if seed is None else seed,
+        folder=folder,
+        progress=None if progress is None else lambda iterable: progress(iterable, total=len(work)),
+    )
+    suffix = "" if split == "test" else f"-{split}"
+    write_atomically(folder / f"evaluation{suffix}.csv", lambda path: write_table(evaluation, path))
+    if evaluation.tuning is not None:
+        write_atomically(folder / "tuning.json", evaluation.tuning.save)
+    (folder / "pictures").mkdir(exist_ok=True)
+    save_grid(_images(work, evaluation, 32), folder / "pictures" / f"worst{suffix}.png", columns=8)
+    summary = evaluation.summary | {"split": split, "seconds": round(time.perf_counter() - begin, 2)}
+    write_json(folder / "result.json", result | {f"evaluation{suffix}": summary})
     return summary
 
 
-_BOUND_REPEATS = 10  # so that the noise of the chains does not drown the differences between methods
-
-
-def _summary(table: Tensor) -> dict[str, float]:
-    """Means over images, with standard errors over images."""
-    bound, log_likelihood, _, ess, acceptance = table.unbind(1)
-    root = len(table) ** 0.5
-    return {
-        "bound": bound.mean().item(),
-        "bound_se": (bound.std() / root).item(),
-        "nll": -log_likelihood.mean().item(),
-        "nll_se": (log_likelihood.std() / root).item(),
-        "gap": (log_likelihood - bound).mean().item(),
-        "gap_se": ((log_likelihood - bound).std() / root).item(),
-        "ess": ess.median().item(),
-        "acceptance": acceptance.mean().item(),
-    }
-
-
-def _write_table(path: Path, table: Tensor) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "bound", "log_likelihood", "standard_error", "ess", "acceptance"])
-        writer.writerows([index, *row] for index, row in enumerate(table.tolist()))
+def _images(work: Batches, evaluation: Evaluation, number: int) -> Tensor:
+    """The images that are explained worst, the worst first."""
+    wanted = evaluation.worst(number)
+    found, seen = dict[int, Tensor](), 0
+    for batch in work:
+        found |= {index: batch[index - seen] for index in wanted if seen <= index < seen + len(batch)}
+        seen += len(batch)
+    return torch.stack([found[index] for index in wanted])

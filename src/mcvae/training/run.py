@@ -199,18 +199,22 @@ def _fit(
     trainer: Trainer, module: VariationalTraining, data: BatchedImages, checkpoint: Path | None, folder: Path
 ) -> None:
     """Fit; a Ctrl-C or SIGTERM leaves a run that can be resumed, and says how."""
+    interrupted = False
 
     def interrupt(*_: Any) -> None:
+        nonlocal interrupted
+        interrupted = trainer.should_stop = True  # Python drops an exception that is raised while it tidies up
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint else None)
     except (KeyboardInterrupt, SystemExit):
-        trainer.state.status = "interrupted"  # type: ignore[assignment]
+        interrupted = True
     finally:
-        signal.signal(signal.SIGTERM, previous)
-    if trainer.state.status == "interrupted":
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if interrupted or trainer.state.status == "interrupted":
         print(f"\nInterrupted. Continue with: mcvae train --resume {folder}", file=sys.stderr)
         raise SystemExit(130)
 

@@ -1,0 +1,350 @@
+"""Likelihoods to believe: what is reported is right, doubts itself where it should, and survives interruption."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+from torch import nn
+from torch.distributions import Bernoulli, Independent, Normal
+
+import mcvae
+from mcvae.models import PPCA
+from mcvae.training.config import DataConfig, MethodConfig, RunConfig, TrainConfig
+from mcvae.training.evaluation import evaluate_run
+from mcvae.training.run import train
+from support import LOG_Z, generator, skewed_log_joint, standard_errors_off, wide_initial
+
+
+def ppca_model(latent_dim=100, data_dim=784, num_data=4):
+    """PPCA with a mean-field q: the diagonal of the posterior, which is too narrow or too wide in every direction."""
+    ppca = PPCA.random(latent_dim, data_dim, sigma=0.5, generator=generator(3))
+    x, _ = ppca.simulate(num_data, generator=generator(4))
+
+    def encoder(x):
+        posterior = ppca.posterior(x)
+        return Independent(Normal(posterior.mean.detach(), posterior.stddev.detach()), 1)
+
+    return mcvae.LatentVariableModel(encoder, ppca), x, ppca.log_evidence(x).detach()
+
+
+def test_intervals_cover_the_evidence_of_ppca():
+    """200 independent repetitions on one datum of dimension 784 with 100 latents: 95 % intervals cover 90 to 99 %."""
+    model, x, truth = ppca_model(num_data=1)
+    pilot = model.bridge(x.expand(8, -1))
+    tuning = mcvae.tune(pilot, mcvae.hmc(3), generator=generator()).shared()
+    repeated = model.bridge(x.expand(200, -1))
+    evidence = mcvae.estimate_log_evidence(
+        repeated.log_joint, repeated.initial, tuning=tuning, num_steps=48, num_samples=24, generator=generator(1)
+    )
+    low, high = evidence.interval()
+    assert 0.90 <= ((low <= truth) & (truth <= high)).double().mean() <= 0.99
+    assert evidence.standard_error.mean() < 0.15
+    # the named wrong version: an interval that forgets the chains' spread is a standard error of the mean weight's log
+    assert ((evidence.log_evidence - truth).abs() <= 0.5 * evidence.standard_error).double().mean() < 0.6
+
+
+def test_defaults_find_the_evidence_of_ppca_and_say_converged():
+    model, x, truth = ppca_model(latent_dim=20, data_dim=50)
+    bridge = model.bridge(x)
+    evidence = mcvae.estimate_log_evidence(bridge.log_joint, bridge.initial, generator=generator())
+    assert ((evidence.log_evidence - truth).abs() < 4 * evidence.standard_error).all()
+    assert evidence.verdict() == "converged"
+    assert evidence.num_steps >= 32
+    assert (evidence.moved.abs().mean() < 0.1).all()
+
+
+class AdaptingWhileWeighing(mcvae.Kernel):
+    """The named wrong version: a chain that was rejected tries again with a third of the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.moves = mcvae.hmc(3)
+
+    def forward(self, bridge, state, beta, step_size, *, generator=None):
+        first = self.moves(bridge, state, beta, step_size, generator=generator)
+        second = self.moves(bridge, first.state, beta, step_size / 3, generator=generator)
+        again = (first.state.point.z == state.point.z).all(-1)
+        chosen = mcvae.bridge.select(again, second.state.point, first.state.point)
+        log_ratio = torch.where(again, second.log_ratio, first.log_ratio)
+        return mcvae.Transition(mcvae.State(chosen), log_ratio, first.log_accept, first.acceptance)
+
+
+@pytest.mark.parametrize(("kernel", "biased"), [(lambda: mcvae.hmc(3), False), (AdaptingWhileWeighing, True)])
+def test_adapting_during_the_weighted_run_is_detected(kernel, biased):
+    """With a step that is often rejected; the frozen one is inefficient, and right."""
+    evidence = mcvae.estimate_log_evidence(
+        skewed_log_joint,
+        wide_initial(),
+        kernel=kernel(),
+        schedule=mcvae.FixedSchedule([0.2, 0.4, 0.6, 0.8]),
+        step_size=1.2,
+        num_samples=100_000,
+        generator=generator(),
+    )
+    off = standard_errors_off((evidence.log_weights - LOG_Z).exp(), 1.0)
+    assert off > 5 if biased else off < 5
+
+
+def logistic_regression():
+    """Breast cancer: 569 patients, 30 standardised features, standard normal prior on weights and intercept."""
+    features, labels = load_breast_cancer(return_X_y=True)
+    features = torch.as_tensor(features)
+    features = (features - features.mean(0)) / features.std(0, correction=0)
+    design = torch.cat([features, torch.ones(len(features), 1)], 1)
+    prior = Independent(Normal(torch.zeros(1, 31), torch.ones(1, 31)), 1)
+    labels = torch.as_tensor(labels, dtype=torch.float64)
+
+    def log_joint(weights):
+        return prior.log_prob(weights) + Bernoulli(logits=weights @ design.T).log_prob(labels).sum(-1)
+
+    return log_joint, prior
+
+
+def test_two_ways_to_the_evidence_of_a_logistic_regression_agree():
+    log_joint, prior = logistic_regression()
+    from_prior = mcvae.estimate_log_evidence(log_joint, prior, generator=generator())
+    mode = torch.zeros(1, 1, 31, requires_grad=True)
+    optimiser = torch.optim.LBFGS([mode], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimiser.zero_grad()
+        loss = -log_joint(mode).sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    hessian = torch.autograd.functional.hessian(lambda z: -log_joint(z).sum(), mode.detach()).reshape(31, 31)
+    scale = 1.5 * hessian.diagonal().rsqrt()
+    laplace = Independent(Normal(mode.detach()[0], scale.unsqueeze(0)), 1)
+    from_laplace = mcvae.estimate_log_evidence(
+        log_joint, laplace, kernel=mcvae.hmc(8), schedule="sigmoid", num_samples=128, generator=generator(1)
+    )
+    for evidence in (from_prior, from_laplace):
+        assert evidence.verdict() == "converged"
+    assert abs(from_prior.log_evidence - from_laplace.log_evidence) < 0.1
+
+
+def test_too_small_a_budget_is_called_not_converged():
+    model, x, _ = ppca_model()
+    bridge = model.bridge(x)
+    evidence = mcvae.estimate_log_evidence(
+        bridge.log_joint, bridge.initial, num_samples=16, max_steps=2, generator=generator()
+    )
+    assert evidence.num_steps == 2
+    assert not evidence.converged.any()
+    assert evidence.verdict().startswith("not converged, because (4 of 4: ")
+    assert "more temperatures" in evidence.verdict()
+
+
+def test_every_doubt_has_a_cause_and_advice():
+    log_weight = torch.zeros(64, 1)
+    sound = mcvae.estimate_log_evidence(
+        lambda z: -z.square().sum(-1), wide_initial(), num_steps=8, num_samples=64, generator=generator()
+    )
+    sound = sound._replace(**{name: getattr(sound, name)[:1] for name in sound._fields[:5]}, log_weights=log_weight)
+    sound = sound._replace(
+        num_nonfinite=torch.zeros(1), moved=torch.zeros(1), ess=torch.full((1,), 60.0), standard_error=torch.zeros(1)
+    )
+    sound = sound._replace(pareto_k=torch.zeros(1))
+    assert sound.verdict() == "converged"
+    wrong = {
+        "moving": {"moved": torch.tensor([0.2])},
+        "tail": {"pareto_k": torch.tensor([0.9]), "ess": torch.tensor([20.0])},
+        "few": {"ess": torch.tensor([1.5])},
+        "noisy": {"standard_error": torch.tensor([0.5])},
+        "stuck": {"acceptance": torch.tensor([0.01])},
+        "broken": {"num_nonfinite": torch.tensor([3])},
+        "empty": {"log_evidence": torch.tensor([-torch.inf])},
+    }
+    assert set(wrong) == set(mcvae.evidence.ADVICE)
+    for name, change in wrong.items():
+        changed = sound._replace(**change)
+        assert name in changed.doubts()[0]
+        assert mcvae.evidence.ADVICE[name] in changed.verdict()
+
+
+def test_adaptive_temperatures_beat_even_ones_from_the_prior():
+    """A posterior ten times narrower than the prior needs most temperatures near 0."""
+    initial = Independent(Normal(torch.zeros(1, 3), torch.ones(1, 3)), 1)
+    log_joint = lambda z: -0.5 * (10 * z).square().sum(-1)
+    errors = {
+        spacing: mcvae.estimate_log_evidence(
+            log_joint, initial, num_steps=40, num_samples=200, schedule=spacing, generator=generator()
+        ).standard_error.item()
+        for spacing in ("adaptive", "linear")
+    }
+    assert errors["adaptive"] < 0.5 * errors["linear"]
+
+
+def test_a_saved_tuning_is_used_again(tmp_path):
+    first = mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), num_steps=20, generator=generator())
+    first.tuning.save(tmp_path / "tuning.json")
+    tuning = mcvae.Tuning.load(tmp_path / "tuning.json")
+    torch.testing.assert_close(tuning.temperatures(20), first.temperatures)
+    again = mcvae.estimate_log_evidence(
+        skewed_log_joint, wide_initial(), num_steps=20, tuning=tuning, generator=generator(7)
+    )
+    torch.testing.assert_close(again.step_sizes, first.step_sizes)
+    assert ((again.log_evidence - LOG_Z).abs() < 5 * again.standard_error).all()
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="spacing must be one of adaptive, sigmoid, linear"):
+        mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), schedule="cosine")
+    with pytest.raises(ValueError, match='or "auto"; got -1'):
+        mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), num_steps=-1, step_size=0.1, schedule="sigmoid")
+    with pytest.raises(ValueError, match="num_samples must be at least 1"):
+        mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), num_samples=0)
+    model, _, _ = ppca_model(2, 3)
+    with pytest.raises(ValueError, match="no data"):
+        mcvae.evaluate(model, torch.zeros(0, 3))
+
+
+# Over a model and data
+
+
+def test_evaluate_finds_the_evidence_of_every_datum():
+    model, x, truth = ppca_model(latent_dim=5, data_dim=12, num_data=30)
+    found = mcvae.evaluate(model, torch.split(x, 7), simulated=16)
+    difference = found.column("log_likelihood") - truth
+    assert (difference.abs() < 5 * found.column("standard_error") + 1e-3).all()
+    summary = found.summary
+    assert summary["verdict"].startswith("converged")
+    assert abs(summary["nll"] + truth.mean()) < 0.05
+    assert summary["nll_interval"][0] < -truth.mean() < summary["nll_interval"][1]
+    assert summary["num_images"] == 30
+    assert summary["active_units"] == summary["latent_dim"] == 5
+    # ELBO = -rate - distortion <= IWAE of ten <= importance sampling, log p, in the mean
+    assert summary["bound"] == pytest.approx(-summary["rate"] - summary["distortion"])
+    assert summary["bound"] < summary["iwae_10"] < -summary["nll"] + 0.01
+    assert abs(summary["sandwich"]["gap"]) < 0.2 + 3 * summary["sandwich"]["gap_se"]
+    assert found.worst(2) == truth.argsort()[:2].tolist()
+
+
+def test_starting_from_the_prior_agrees_with_starting_from_the_encoder():
+    model, x, truth = ppca_model(latent_dim=3, data_dim=6, num_data=10)
+    found = mcvae.evaluate(model, x, protocol=mcvae.Protocol(start="prior"), simulated=0, compare_iwae=False)
+    assert ((found.column("log_likelihood") - truth).abs() < 5 * found.column("standard_error") + 1e-3).all()
+    assert found.column("importance").isnan().all()
+
+
+def test_the_papers_protocol_is_a_preset():
+    model, x, _ = ppca_model(latent_dim=3, data_dim=6, num_data=10)
+    summary = mcvae.evaluate(model, x, protocol="paper", simulated=0).summary
+    assert (summary["num_steps"], summary["num_samples"], summary["spacing"]) == (5, 10, "linear")
+
+
+def test_any_pair_of_modules_and_a_flow():
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 9)
+
+        def forward(self, z):
+            return Independent(Bernoulli(logits=self.layer(z)), 1)
+
+    from mcvae.models.flows import FlowEncoder
+
+    torch.manual_seed(0)
+    model = mcvae.LatentVariableModel(FlowEncoder(nn.Linear(9, 4), 2), Decoder())
+    x = (torch.rand(12, 9, generator=generator()) < 0.5).double()
+    found = mcvae.evaluate(model, x, simulated=16)
+    assert found.summary["verdict"].startswith("converged")
+    both = found.summary["sandwich"]
+    assert abs(both["gap"]) < 0.2 + 3 * both["gap_se"]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_numbers(tmp_path, torn):
+    model, x, _ = ppca_model(latent_dim=3, data_dim=6, num_data=20)
+    batches = torch.split(x, 5)
+    options = {"protocol": mcvae.Protocol(num_steps=4, num_samples=8), "simulated": 4}
+    undisturbed = mcvae.evaluate(model, batches, **options)
+    started = []
+
+    def interrupt(work):
+        for index, batch in work:
+            started.append(index)
+            if index == 2:
+                raise KeyboardInterrupt
+            yield index, batch
+
+    with pytest.raises(KeyboardInterrupt):
+        mcvae.evaluate(model, batches, **options, folder=tmp_path, progress=interrupt)
+    saved = tmp_path / "evaluation.partial"
+    assert len(saved.read_text().splitlines()) == 3  # settings, two batches
+    if torn:
+        saved.write_text(saved.read_text()[:-20])
+    resumed = mcvae.evaluate(model, batches, **options, folder=tmp_path)
+    assert resumed.table == undisturbed.table
+    assert json.dumps(resumed.summary) == json.dumps(undisturbed.summary)
+    assert not saved.exists()
+
+
+def test_other_settings_do_not_use_what_was_saved(tmp_path):
+    model, x, _ = ppca_model(latent_dim=3, data_dim=6, num_data=10)
+    (tmp_path / "evaluation.partial").write_text('{"num_steps": 4}\n{"batch": 0, "rows": []}\n')
+    found = mcvae.evaluate(model, x, protocol=mcvae.Protocol(num_steps=4, num_samples=8), simulated=0, folder=tmp_path)
+    assert len(found.table) == 10
+
+
+MEMORY = """
+import resource, sys, torch, mcvae
+torch.manual_seed(0)
+num_batches, num_steps = int(sys.argv[1]), int(sys.argv[2])
+decoder_net, encoder_net = torch.nn.Linear(8, 400), torch.nn.Linear(400, 16)
+from torch.distributions import Bernoulli, Independent, Normal
+def encoder(x):
+    loc, scale = encoder_net(x).chunk(2, -1)
+    return Independent(Normal(loc, scale.exp()), 1)
+model = mcvae.LatentVariableModel(encoder, lambda z: Independent(Bernoulli(logits=decoder_net(z)), 1))
+batches = (torch.zeros(100, 400) for _ in range(num_batches))
+mcvae.evaluate(model, batches, protocol=mcvae.Protocol(num_steps=num_steps, num_samples=8), simulated=0,
+               compare_iwae=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def test_memory_grows_neither_with_the_data_nor_with_the_temperatures():
+    def peak(num_batches, num_steps):
+        command = [sys.executable, "-c", MEMORY, str(num_batches), str(num_steps)]
+        return float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    small = peak(2, 4)
+    assert peak(40, 4) < small + 40  # MB; the additional data are 6 MB of rows in Python
+    assert peak(2, 120) < small + 40
+    assert resource.RUSAGE_SELF == 0
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    torch.set_default_dtype(torch.float32)
+    folder = tmp_path_factory.mktemp("digits") / "vae"
+    data, run = DataConfig("digits", batch_size=50), RunConfig(epochs=20, folder=str(folder))
+    train(TrainConfig(data=data, method=MethodConfig("vae"), run=run))
+    torch.set_default_dtype(torch.float64)
+    return folder
+
+
+def test_a_digits_vae_is_sandwiched_and_ten_samples_are_looser(digits_run):
+    torch.set_default_dtype(torch.float32)
+    summary = evaluate_run(digits_run, limit=40)
+    both = summary["sandwich"]
+    assert abs(both["gap"]) < 0.2
+    assert both["iwae_10"] < both["lower"] - 0.02
+    assert summary["iwae_10"] < -summary["nll"] - 0.02
+    assert summary["verdict"].startswith("converged")
+    assert (digits_run / "pictures" / "worst.png").exists()
+    assert len((digits_run / "evaluation.csv").read_text().splitlines()) == 41
+    tuned = evaluate_run(digits_run, limit=40, tuning=str(digits_run / "tuning.json"), simulated=0, compare_iwae=False)
+    assert tuned["nll"] == pytest.approx(summary["nll"], abs=0.1)
+    assert (
+        evaluate_run(digits_run, split="validation", limit=10, protocol="paper", simulated=0)["split"] == "validation"
+    )
+    result = json.loads((digits_run / "result.json").read_text())
+    assert result["evaluation"]["split"] == "test"
+    assert result["evaluation-validation"]["num_images"] == 10
