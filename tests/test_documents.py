@@ -8,7 +8,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "docs/guide.md"]
+DOCUMENTS = ["README.md", "docs/guide.md", "docs/evaluation.md"]
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,8 @@ def _as_a_user_would():
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_python_blocks_run_in_order(name, capsys):
+def test_python_blocks_run_in_order(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)
     assert blocks
     namespace = {}

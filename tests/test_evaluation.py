@@ -195,7 +195,7 @@ def test_a_saved_tuning_is_used_again(tmp_path):
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="spacing must be one of adaptive, sigmoid, linear"):
         mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), schedule="cosine")
-    with pytest.raises(ValueError, match='or "auto"; got -1'):
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
         mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), num_steps=-1, step_size=0.1, schedule="sigmoid")
     with pytest.raises(ValueError, match="num_samples must be at least 1"):
         mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), num_samples=0)

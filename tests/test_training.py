@@ -362,7 +362,7 @@ def test_other_precisions_train_to_the_end(precision, tmp_path):
     config.trainer["precision"], config.run.likelihood_every = precision, 1
     folder = train(config)
     assert mcvae.load(folder).decoder(torch.zeros(1, 4)).mean.dtype == torch.float32
-    assert evaluate_run(folder, num_steps=2, num_samples=2, limit=10)["bound"] < 0
+    assert evaluate_run(folder, num_steps=2, num_samples=2, limit=10, spacing="linear", simulated=4)["bound"] < 0
 
 
 def test_damaged_run_folders_are_named(finished, tmp_path):
@@ -405,4 +405,5 @@ def test_celeba_in_its_canonical_layout_trains(tmp_path, monkeypatch):
     described = json.loads((run / "model.json").read_text())
     assert described["shape"] == [3, 64, 64]
     assert described["model"]["likelihood"] == "gaussian"
-    assert evaluate_run(run, num_steps=2, num_samples=2)["num_images"] == 5
+    options = {"spacing": "linear", "simulated": 0, "compare_iwae": False}
+    assert evaluate_run(run, num_steps=2, num_samples=2, **options)["num_images"] == 5

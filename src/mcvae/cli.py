@@ -1,6 +1,7 @@
 """The command line. Every command is a typed function; torch is imported when one runs, not before."""
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -176,7 +177,7 @@ def demo(folder: str = "runs/demo", epochs: int = 60, seed: int = 0) -> None:
     print("Samples and reconstructions: " + ", ".join(f"{run}/pictures" for run in runs))
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate_runs,
     "sample": sample,

@@ -1,6 +1,7 @@
 """Evidence of any density: annealed importance sampling, and the sandwich of bidirectional Monte Carlo."""
 
 from collections import Counter
+from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,9 +14,9 @@ from mcvae.bridge import Bridge, State
 from mcvae.diagnostics import effective_sample_size, pareto_k, standard_error
 from mcvae.kernels import Kernel, hmc
 from mcvae.paths import GeometricPath, Path
-from mcvae.schedules import Schedule, SigmoidSchedule
+from mcvae.schedules import Schedule
 from mcvae.scores import LogDensity
-from mcvae.tuning import Spacing, Tuning, step_units, tune
+from mcvae.tuning import Spacing, Tuning, spaced, step_units, tune
 
 __all__ = ["Evidence", "Plan", "Sandwich", "estimate_log_evidence", "run_chains", "sandwich_log_evidence"]
 
@@ -62,7 +63,7 @@ class Evidence(NamedTuple):
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Interval for log p(x) from the spread of the chains, `[B]` each. Believe it only if `converged`."""
-        half = torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)) * self.standard_error
+        half = NormalDist().inv_cdf(0.5 + level / 2) * self.standard_error
         return self.log_evidence - half, self.log_evidence + half
 
     def doubts(self) -> list[tuple[str, ...]]:
@@ -140,7 +141,7 @@ class Plan(NamedTuple):
         elif self.tuning is not None:
             betas = self.tuning.temperatures(num_steps)
         else:
-            betas = SigmoidSchedule(num_steps, interior=True)().detach()
+            betas = spaced("sigmoid", num_steps, self.units)
         betas = betas.to(self.units)
         if self.step_size is not None:
             return betas, self.step_size.expand(len(betas)) if self.step_size.dim() == 0 else self.step_size
@@ -158,7 +159,7 @@ def estimate_log_evidence(
     num_steps: int | Literal["auto"] = "auto",
     num_samples: int = 64,
     step_size: float | Tensor | Literal["pilot"] = "pilot",
-    schedule: Schedule | Spacing = "adaptive",
+    schedule: Schedule | Spacing | None = None,
     tuning: Tuning | None = None,
     tolerance: float = 0.1,
     max_steps: int = 1024,
@@ -180,8 +181,9 @@ def estimate_log_evidence(
         num_samples: S independent chains per datum.
         step_size: a number, `[K]`, `[K, D]`, `[K, B, 1]`, or "pilot": dual averaging to a target acceptance, in units
             of the initial distribution's scales.
-        schedule: a `Schedule`, which decides `num_steps`, or how the pilot's are spaced: "adaptive" (equal losses of
-            conditional effective sample size), "sigmoid" or "linear".
+        schedule: a `Schedule`, which decides `num_steps`, or how temperatures are spaced: "adaptive" (equal losses of
+            conditional effective sample size in a pilot, the default if there is one), "sigmoid" (the default if step
+            sizes are given) or "linear".
         tuning: that of an earlier estimate, instead of a pilot.
         tolerance: in nats; for "auto" and for the verdict.
         max_steps: budget of "auto".
@@ -222,7 +224,7 @@ def sandwich_log_evidence(
     num_steps: int | Literal["auto"] = "auto",
     num_samples: int = 64,
     step_size: float | Tensor | Literal["pilot"] = "pilot",
-    schedule: Schedule | Spacing = "adaptive",
+    schedule: Schedule | Spacing | None = None,
     tuning: Tuning | None = None,
     tolerance: float = 0.1,
     max_steps: int = 1024,
@@ -272,7 +274,7 @@ def make_plan(
     kernel: Kernel | None = None,
     num_samples: int = 64,
     step_size: float | Tensor | Literal["pilot"] = "pilot",
-    schedule: Schedule | Spacing = "adaptive",
+    schedule: Schedule | Spacing | None = None,
     tuning: Tuning | None = None,
     tolerance: float = 0.1,
     num_steps: int | Literal["auto"] = "auto",
@@ -291,9 +293,9 @@ def make_plan(
         fixed = torch.as_tensor(step_size, dtype=units.dtype, device=units.device)
     elif step_size != "pilot":
         raise ValueError(f'step_size must be a number, a tensor or "pilot", got "{step_size}".')
-    without_pilot = fixed is not None and (given is not None or schedule == "sigmoid")
+    without_pilot = fixed is not None and (given is not None or schedule in (None, "sigmoid"))
     if tuning is None and not without_pilot and num_steps != 0 and not (given is not None and given.num_steps == 0):
-        spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule
+        spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
         tuning = tune(bridge, kernel, spacing=spacing, generator=generator)
     return Plan(kernel, num_samples, units, tuning, given, fixed, tolerance)
 
@@ -307,7 +309,7 @@ def choose_num_steps(
         return plan.schedule.num_steps, unknown
     if num_steps != "auto":
         if isinstance(num_steps, str) or num_steps < 0:
-            raise ValueError(f'num_steps must be a number that is not negative, or "auto"; got {num_steps!r}.')
+            raise ValueError(f'num_steps must be "auto" or a number, which must not be negative, got {num_steps!r}.')
         return num_steps, unknown
     if plan.step_size is not None and plan.step_size.dim() > 0:
         return len(plan.step_size), unknown

@@ -19,7 +19,7 @@ from mcvae.kernels import Kernel, MetropolisHastings
 from mcvae.randomness import draw
 from mcvae.schedules import LinearSchedule, SigmoidSchedule
 
-__all__ = ["Spacing", "Tuning", "pilot_step_sizes", "step_units", "tune"]
+__all__ = ["Spacing", "Tuning", "pilot_step_sizes", "spaced", "step_units", "tune"]
 
 Spacing = Literal["adaptive", "sigmoid", "linear"]
 """How temperatures are spaced: by equal losses of conditional effective sample size as the pilot saw them, or fixed."""
@@ -43,13 +43,12 @@ class Tuning(NamedTuple):
         all these losses equal.
         """
         if self.spacing != "adaptive" or num_steps == 0:
-            rule = LinearSchedule if self.spacing == "linear" else SigmoidSchedule
-            return rule(num_steps, interior=True)().detach().to(self.knots)
+            return spaced("linear" if self.spacing == "linear" else "sigmoid", num_steps, self.knots)
         ends = self.knots.new_tensor([0.0]), self.knots.new_tensor([1.0])
         grid = torch.cat([ends[0], self.knots, ends[1]])
         spread = torch.cat([self.spread, self.spread[-1:]])
         length = torch.cat([ends[0], ((spread[1:] + spread[:-1]) / 2 * grid.diff()).cumsum(0)])
-        wanted = length[-1] * torch.arange(1, num_steps + 1).to(grid) / (num_steps + 1)
+        wanted = length[-1] * spaced("linear", num_steps, grid)
         return _interpolate(wanted, length, grid)
 
     def step_sizes(self, betas: Tensor) -> Tensor:
@@ -71,6 +70,13 @@ class Tuning(NamedTuple):
         content = json.loads(File(path).read_text())
         knots, log_steps, spread = (torch.tensor(content[name]) for name in ("knots", "log_steps", "spread"))
         return cls(knots, log_steps, spread, content["spacing"])
+
+
+def spaced(spacing: Literal["sigmoid", "linear"], num_steps: int, like: Tensor) -> Tensor:
+    """K interior temperatures by a rule, `[K]`, with the type and device of `like`."""
+    with like.device:
+        rule = LinearSchedule if spacing == "linear" else SigmoidSchedule
+        return rule(num_steps, interior=True)().detach().to(like)
 
 
 def _interpolate(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -104,7 +110,7 @@ def tune(
         kernel: the kernel to tune.
         spacing: "adaptive", "sigmoid" or "linear".
         num_knots: temperatures of the pilot, or the most of an adaptive one; between them step sizes are interpolated.
-        num_chains: pilot chains per datum; between 16, for many data, and 64, for one, by default.
+        num_chains: pilot chains per datum; between 8, for many data, and 32, for a few, by default.
         target: acceptance; see `pilot_step_sizes`.
         generator: source of all randomness.
 
@@ -118,12 +124,12 @@ def tune(
     """
     if spacing not in get_args(Spacing):
         raise ValueError(f"spacing must be one of {', '.join(get_args(Spacing))}, got {spacing!r}.")
-    num_chains = min(64, max(16, 512 // bridge.initial.batch_shape[0])) if num_chains is None else num_chains
+    num_chains = min(32, max(8, 256 // bridge.initial.batch_shape[0])) if num_chains is None else num_chains
     if spacing == "adaptive":
         walk = _walk(bridge, kernel, None, target, num_chains, generator, num_knots or 200)
     else:
-        rule = LinearSchedule if spacing == "linear" else SigmoidSchedule
-        walk = _walk(bridge, kernel, rule(num_knots or 20, interior=True)().detach(), target, num_chains, generator)
+        units = step_units(bridge.initial, kernel, generator)
+        walk = _walk(bridge, kernel, spaced(spacing, num_knots or 20, units), target, num_chains, generator)
     return Tuning(*walk, spacing)
 
 
