@@ -227,7 +227,7 @@ class _Runner:
             generator=generator,
         )
         self.plan = plan._replace(tuning=None if plan.tuning is None else plan.tuning.shared())
-        self.max_rows = max(1, int(self.memory / bytes_per_row(bridge)))
+        self.max_rows = max(1, int(self.memory / bytes_per_row(bridge, self._generator("memory"))))
         if self.chosen is None:
             protocol = self.protocol
             number, moved = choose_num_steps(bridge, self.plan, protocol.num_steps, protocol.max_steps, generator)
@@ -401,7 +401,7 @@ def _column(table: list[dict[str, Any]], name: str) -> Tensor:
     return torch.tensor([math.nan if row[name] is None else row[name] for row in table], dtype=torch.float64)
 
 
-def bytes_per_row(bridge: Bridge) -> float:
+def bytes_per_row(bridge: Bridge, generator: Generator | None = None) -> float:
     """Bytes that the model keeps for the score of one latent, and as many again for its backward pass."""
     held = 0
 
@@ -410,7 +410,7 @@ def bytes_per_row(bridge: Bridge) -> float:
         held += 0 if isinstance(tensor, torch.nn.Parameter) else tensor.numel() * tensor.element_size()
         return tensor
 
-    z = draw(bridge.initial, (1,), None).detach()
+    z = draw(bridge.initial, (1,), generator).detach()
     with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
         bridge.log_joint(z.requires_grad_())
     return max(2 * held / z.shape[1], 1.0)
