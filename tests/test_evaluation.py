@@ -200,6 +200,8 @@ def test_mistakes_are_named():
         mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), num_steps=-1, step_size=0.1, schedule="sigmoid")
     with pytest.raises(ValueError, match="num_samples must be at least 1"):
         mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), num_samples=0)
+    with pytest.raises(ValueError, match="tolerance must be positive"):
+        mcvae.estimate_log_evidence(skewed_log_joint, wide_initial(), tolerance=0)
     model, _, _ = ppca_model(2, 3)
     with pytest.raises(ValueError, match="no data"):
         mcvae.evaluate(model, torch.zeros(0, 3))
@@ -291,6 +293,26 @@ def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_numbers(tmp_pa
     assert resumed.table == undisturbed.table
     assert json.dumps(resumed.summary) == json.dumps(undisturbed.summary)
     assert not saved.exists()
+
+
+def test_other_data_and_other_weights_do_not_use_what_was_saved(tmp_path):
+    """The named wrong version: rows of an interrupted validation split reported as those of the test split."""
+    model, x, _ = ppca_model(latent_dim=3, data_dim=6, num_data=20)
+    options = {"protocol": mcvae.Protocol(num_steps=4, num_samples=8), "simulated": 0}
+
+    def interrupt(work):
+        yield next(iter(work))
+        raise KeyboardInterrupt
+
+    for data, shift in ((x + 1, 0.0), (x, 0.5)):
+        with torch.no_grad():
+            model.decoder.theta_0 += shift
+        with pytest.raises(KeyboardInterrupt):
+            mcvae.evaluate(model, torch.split(data, 10), **options, folder=tmp_path, progress=interrupt)
+        with torch.no_grad():
+            model.decoder.theta_0 -= shift
+        found = mcvae.evaluate(model, torch.split(x, 10), **options, folder=tmp_path)
+        assert found.table == mcvae.evaluate(model, torch.split(x, 10), **options).table
 
 
 def test_other_settings_do_not_use_what_was_saved(tmp_path):

@@ -1,6 +1,7 @@
 """Evaluate a latent variable model on data: its likelihood, its bound, and how far to believe them."""
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -134,21 +135,22 @@ def evaluate(
     runner = _Runner(model, objective, settings, kernel, tuning, compare_iwae, memory, seed, like)
     saved = None
     if folder is not None:
-        saved = _Saved(folder, settings, seed, kernel=str(kernel), tuning=str(tuning), compare_iwae=compare_iwae)
+        described: dict[str, str | bool] = {"kernel": str(kernel), "tuning": str(tuning), "compare_iwae": compare_iwae}
+        saved = _Saved(folder, settings, seed, **described, model=_fingerprint(*model.state_dict().values()))
     with torch.no_grad():
         work = enumerate(_batches(data, like))
         for index, x in progress(work) if progress is not None else work:
             runner.see(x)
-            done = saved.read(index, len(x), runner) if saved is not None else None
+            done = saved.read(index, x, runner) if saved is not None else None
             if done is None:
-                runner.prepare(x)
+                runner.prepare()
                 done = runner.rows(index, x)
                 if saved is not None:
-                    saved.write(index, done, runner)
+                    saved.write(index, x, done, runner)
             runner.table += done
         if not runner.table:
             raise ValueError("there are no data to evaluate on.")
-        runner.prepare(None)
+        runner.prepare()
         summary = runner.summary(simulated)
     for number, row in enumerate(runner.table):
         row["image"] = number
@@ -211,7 +213,7 @@ class _Runner:
         prior = self.model.prior_like(self.like.new_empty(bridge.initial.event_shape)).expand((len(x),))
         return Bridge(prior, bridge.log_joint, context=bridge.context)
 
-    def prepare(self, x: Tensor | None) -> None:
+    def prepare(self) -> None:
         """Pilot and freeze, once."""
         if hasattr(self, "plan"):
             return
@@ -416,6 +418,14 @@ def bytes_per_row(bridge: Bridge, generator: Generator | None = None) -> float:
     return max(2 * held / z.shape[1], 1.0)
 
 
+def _fingerprint(*tensors: Tensor) -> str:
+    """Of the contents: finished batches are used again for the same model and the same data only."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 class _Saved:
     """Finished batches on disk: a line of JSON each, after one with the settings."""
 
@@ -437,22 +447,22 @@ class _Saved:
             self.done = {entry["batch"]: entry for entry in lines[1:]}
         self.path.write_text("".join(json.dumps(line) + "\n" for line in [self.settings, *self.done.values()]))
 
-    def read(self, index: int, size: int, runner: _Runner) -> list[dict[str, Any]] | None:
+    def read(self, index: int, x: Tensor, runner: _Runner) -> list[dict[str, Any]] | None:
         entry = self.done.get(index)
-        if entry is None or len(entry["rows"]) != size:
+        if entry is None or entry["data"] != _fingerprint(x):  # another split, or another limit
             return None
         runner.chosen = entry["num_steps"], entry["moved"]
         rows: list[dict[str, Any]] = entry["rows"]
         return rows
 
-    def write(self, index: int, rows: list[dict[str, Any]], runner: _Runner) -> None:
+    def write(self, index: int, x: Tensor, rows: list[dict[str, Any]], runner: _Runner) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = not self.path.exists()
         with open(self.path, "a") as file:
             if fresh:
                 file.write(json.dumps(self.settings) + "\n")
-            entry = {"batch": index, "num_steps": runner.num_steps, "moved": runner.moved, "rows": rows}
-            file.write(json.dumps(entry) + "\n")
+            entry = {"batch": index, "data": _fingerprint(x), "num_steps": runner.num_steps, "moved": runner.moved}
+            file.write(json.dumps(entry | {"rows": rows}) + "\n")
             file.flush()
             os.fsync(file.fileno())
 

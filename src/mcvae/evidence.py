@@ -285,6 +285,8 @@ def make_plan(
         raise TypeError(f"kernel must be a Kernel such as mcvae.hmc(3), got {kernel}. Call a shorthand to build it.")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
+    if not tolerance > 0:
+        raise ValueError(f"tolerance must be positive, in nats, got {tolerance}.")
     kernel = kernel if kernel is not None else hmc(3)
     given = schedule if isinstance(schedule, Schedule) else None
     units = step_units(bridge.initial, kernel, generator)

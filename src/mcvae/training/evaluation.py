@@ -60,6 +60,10 @@ def evaluate_run(
     folder = Path(folder)
     if limit is not None and limit < 2:
         raise ValueError(f"--limit must be at least 2, got {limit}: a standard error needs two images.")
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}.") from None
     chosen = {
         "num_steps": num_steps,
         "num_samples": num_samples,
