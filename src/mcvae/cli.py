@@ -1,7 +1,8 @@
 """The command line. Every command is a typed function; torch is imported when one runs, not before."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -64,6 +65,7 @@ def evaluate_runs(
     memory: str = "1GB",
     device: str = "cpu",
     seed: int | None = None,
+    epoch: int | None = None,
 ) -> None:
     """Measure likelihood (AIS with HMC: pilot, freeze, run) and bound of trained runs on held-out images.
 
@@ -79,13 +81,14 @@ def evaluate_runs(
         spacing: of the temperatures.
         tolerance: in nats, for auto and for verdicts.
         max_steps: most temperatures that auto may take.
-        limit: evaluate only so many images.
+        limit: evaluate only so many images, evenly spaced in the split.
         simulated: images to simulate from the model for bounds from both sides; 0 for none.
         compare_iwae: also estimate by importance sampling at equal cost, which doubles the time.
         tuning: tuning.json of another evaluation, instead of a pilot.
         memory: for activations, such as 500MB or 4GB.
         device: such as cpu or cuda.
         seed: that of the run if not given.
+        epoch: evaluate the weights after this epoch, one of --run.snapshots, instead of the last.
     """
     from rich.console import Console
     from rich.progress import track
@@ -93,14 +96,15 @@ def evaluate_runs(
     from mcvae.report.compare import certificate, collect, show
     from mcvae.training.evaluation import evaluate_run
 
-    collect(folders)
+    collect(folders, skip_unfinished=epoch is not None)
     options = {name: value for name, value in locals().items() if name in signature(evaluate_runs).parameters}
     options |= {"memory": _bytes(memory)}
     for folder in options.pop("folders"):
         shown = Console(stderr=True)
         wrap = partial(track, description=folder, disable=not sys.stderr.isatty(), console=shown)
         print(certificate(folder, evaluate_run(folder, **options, progress=wrap)))
-    show(collect(folders))
+    if epoch is None:
+        show(collect(folders))
 
 
 def _bytes(text: str) -> float:
@@ -177,6 +181,105 @@ def demo(folder: str = "runs/demo", epochs: int = 60, seed: int = 0) -> None:
     print("Samples and reconstructions: " + ", ".join(f"{run}/pictures" for run in runs))
 
 
+def reproduce_paper(
+    name: str,
+    preset: Literal["quick", "paper"] = "quick",
+    protocol: Literal["clean", "paper"] = "clean",
+    seeds: int | None = None,
+    methods: list[str] | None = None,
+    epochs: list[int] | None = None,
+    limit: int | None = None,
+    out: str = "reproduction",
+    workers: int = 1,
+    retries: int = 1,
+    collect: bool = False,
+) -> None:
+    """Reproduce a table or figure of the paper: mcvae reproduce toy-posterior.
+
+    Finished cells are not run again and interrupted ones go on where they were.
+
+    Args:
+        name: toy-posterior, toy-parameters, ppca, mnist, celeba, cifar10, k-sweep, training-curves, or all.
+        preset: quick shows the effect within minutes on two cores (digits instead of MNIST); paper is the real thing.
+        protocol: clean, or what the paper states (plain Adam, its short likelihood estimator).
+        seeds: how many; the preset's choice if not given.
+        methods: only these, such as [vae,l-mcvae-linear-k5] (images).
+        epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
+        limit: test images to evaluate on; the preset's choice if not given (images).
+        out: folder of all reproductions.
+        workers: processes; cores are shared among them.
+        retries: how often a failed cell is tried again.
+        collect: run nothing; table and figure of what is there, unfinished training included.
+    """
+    from mcvae.experiments.reproduce import EXPERIMENTS, Options, reproduce
+    from mcvae.report.present import present
+    from mcvae.sweep import SweepError
+
+    if name != "all" and name not in EXPERIMENTS:
+        raise ValueError(f"unknown experiment {name!r}; known are {', '.join(EXPERIMENTS)}, all.")
+    for option, number, least in (("seeds", seeds, 1), ("limit", limit, 2), ("workers", workers, 0)):
+        if number is not None and number < least:
+            raise ValueError(f"--{option} must be at least {least}, got {number}.")
+    options = Options(
+        preset, protocol, seeds, tuple(methods) if methods else None, tuple(epochs) if epochs else None, limit
+    )
+    command = "mcvae " + " ".join(sys.argv[1:])
+    failed = []
+    for each in EXPERIMENTS if name == "all" else [name]:
+        try:
+            with live_table(each) as show:
+                folder = reproduce(
+                    each,
+                    options,
+                    Path(out),
+                    workers=workers,
+                    retries=retries,
+                    collect=collect,
+                    command=command,
+                    show=show,
+                )
+        except SweepError as error:
+            if name != "all":
+                raise
+            failed.append(each)
+            print(f"{each}: {error}", file=sys.stderr)
+            continue
+        for path in present(folder):
+            print(path)
+    if failed:
+        raise SweepError(f"not reproduced: {', '.join(failed)}.")
+
+
+@contextmanager
+def live_table(title: str) -> Iterator[Callable[[Any], None]]:
+    """A function that shows how far cells are: a table on a terminal, else a line whenever something changes."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    if not sys.stderr.isatty():
+        seen = dict[str, str]()
+
+        def lines(progress: Any) -> None:
+            for cell in progress:
+                if seen.get(cell.name, "queued") != cell.status:
+                    print(f"{cell.name}: {cell.status} {cell.detail}".rstrip(), file=sys.stderr, flush=True)
+                seen[cell.name] = cell.status
+
+        yield lines
+        return
+    with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
+
+        def rows(progress: Any) -> None:
+            done = sum(cell.status == "done" for cell in progress)
+            table = Table("cell", "status", "", title=f"{title}: {done} of {len(progress)} done")
+            for cell in [c for c in progress if c.status in ("running", "failed")][:30]:
+                table.add_row(cell.name, cell.status, cell.detail)
+            live.update(table)
+
+        yield rows
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate_runs,
@@ -184,6 +287,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "methods": methods,
     "demo": demo,
+    "reproduce": reproduce_paper,
 }
 SHORTHANDS = ("--data", "--method")
 """Options whose plain value is a name: --data mnist means --data.name mnist."""
@@ -243,7 +347,7 @@ def _expand(arguments: list[str]) -> list[str]:
 
 def _is_users_mistake(error: Exception) -> bool:
     """Errors that are written for a person; anything else is ours and shows its traceback."""
-    plain = {"DataError", "RunError", "DivergedError", "MisconfigurationException"}
+    plain = {"DataError", "RunError", "SweepError", "DivergedError", "MisconfigurationException"}
     return type(error).__name__ in plain or isinstance(error, ValueError | OSError)
 
 

@@ -4,6 +4,7 @@ import csv
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from mcvae.training.files import RunError, write_atomically
 from mcvae.training.module import VariationalTraining
 from mcvae.training.pictures import save_grid
 
-__all__ = ["AtomicCheckpoints", "Checkpoints", "HeldOutLikelihood", "Metrics", "Pictures"]
+__all__ = ["AtomicCheckpoints", "Checkpoints", "HeldOutLikelihood", "Metrics", "Pictures", "Snapshots"]
 
 
 class AtomicCheckpoints(TorchCheckpointIO):
@@ -66,6 +67,19 @@ class Checkpoints(Checkpoint):
             self.best_bound = float(bound)
             trainer.save_checkpoint(self.best)
         trainer.save_checkpoint(self.last)
+
+
+class Snapshots(Callback):
+    """Let `save` keep the weights after the given epochs."""
+
+    def __init__(self, epochs: list[int], save: Callable[[int], None]):
+        self.epochs, self.save = epochs, save
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save, if it is time."""
+        epoch = trainer.current_epoch + 1
+        if epoch in self.epochs and trainer.is_global_zero:
+            self.save(epoch)
 
 
 class HeldOutLikelihood(Callback):

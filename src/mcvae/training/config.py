@@ -104,6 +104,7 @@ class RunConfig:
         epochs: passes over the training images.
         seed: of everything random. The same seed gives the same run, bit for bit.
         folder: run folder; a name like runs/mnist-l-mcvae-k5-sigmoid-s0 if not given.
+        snapshots: epochs after which the weights are kept in epochs/, for `mcvae evaluate --epoch`.
         likelihood_every: epochs between AIS-HMC likelihoods of validation images; 0: never.
         pictures_every: epochs between sample and reconstruction pictures; 0: only at the end.
         log_every: optimiser steps between TensorBoard points.
@@ -114,6 +115,7 @@ class RunConfig:
     epochs: int = 10
     seed: int = 0
     folder: str | None = None
+    snapshots: list[int] = field(default_factory=list)
     likelihood_every: int = 0
     pictures_every: int = 0
     log_every: int = 50
@@ -167,6 +169,10 @@ def check(config: TrainConfig) -> None:
     for name, (value, smallest) in least.items():
         if value is not None and value < smallest:
             raise ValueError(f"--{name} must be at least {smallest}, got {value}.")
+    if any(not 1 <= epoch <= config.run.epochs for epoch in config.run.snapshots):
+        raise ValueError(
+            f"--run.snapshots must lie between 1 and --run.epochs {config.run.epochs}, got {config.run.snapshots}."
+        )
     for name, number in {
         "model.sigma": config.model.sigma,
         "method.step_size": config.method.step_size,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mcvae.data import Batches
 from mcvae.evaluation import PROTOCOLS, Evaluation, evaluate, write_table
-from mcvae.training.files import load_run, read_config, read_json, write_atomically, write_json
+from mcvae.training.files import load_run, read_config, read_json, snapshot_folder, write_atomically, write_json
 from mcvae.training.pictures import save_grid
 from mcvae.training.run import batches, prepare
 from mcvae.tuning import Spacing, Tuning
@@ -36,6 +36,7 @@ def evaluate_run(
     memory: float = 1e9,
     device: str = "cpu",
     seed: int | None = None,
+    epoch: int | None = None,
     progress: Any = None,
 ) -> dict[str, Any]:
     """Measure likelihood and bound per image; write a table, the tuning, a picture and the summary.
@@ -48,13 +49,14 @@ def evaluate_run(
         split: "test" or "validation".
         protocol: what the settings below replace parts of.
         num_steps, num_samples, start, spacing, tolerance, max_steps: see `mcvae.evaluation.Protocol`.
-        limit: evaluate only so many images.
+        limit: evaluate only so many images, evenly spaced in the split.
         simulated: images to simulate for the two-sided bounds; 0 for none.
         compare_iwae: see `mcvae.evaluate`.
         tuning: `tuning.json` of another evaluation, instead of a pilot.
         memory: bytes for activations.
         device: such as "cpu" or "cuda".
         seed: that of the run if None.
+        epoch: evaluate the weights after this epoch, one of `run.snapshots`, and write to its folder.
         progress: wraps the batches, given their number, such as `rich.progress.track`.
     """
     folder = Path(folder)
@@ -73,10 +75,15 @@ def evaluate_run(
         "max_steps": max_steps,
     }
     settings = replace(PROTOCOLS[protocol], **{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
-    result = read_json(folder / "result.json")
-    model, objective = load_run(folder)
+    home = folder if epoch is None else snapshot_folder(folder, epoch)
+    fresh = epoch is not None and not (home / "result.json").exists()
+    result = {"epoch": epoch} if fresh else read_json(home / "result.json")
+    model, objective = load_run(home)
     config, images = prepare(read_config(folder))
     config.data.limit = limit if limit is not None else config.data.limit
+    if limit is not None:  # evenly spaced, since files tend to be sorted in some way
+        pixels = images.split(split)
+        images = replace(images, **{split: pixels[:: max(1, len(pixels) // limit)]})  # type: ignore[arg-type]
     work = batches(images, config, split)
     if not len(work):
         raise ValueError(f"there are no {split} images to evaluate on (limit {limit}).")
@@ -91,17 +98,17 @@ def evaluate_run(
         compare_iwae=compare_iwae,
         memory=memory,
         seed=config.run.seed if seed is None else seed,
-        folder=folder,
+        folder=home,
         progress=None if progress is None else lambda iterable: progress(iterable, total=len(work)),
     )
     suffix = "" if split == "test" else f"-{split}"
-    write_atomically(folder / f"evaluation{suffix}.csv", lambda path: write_table(evaluation, path))
+    write_atomically(home / f"evaluation{suffix}.csv", lambda path: write_table(evaluation, path))
     if evaluation.tuning is not None:
-        write_atomically(folder / "tuning.json", evaluation.tuning.save)
-    (folder / "pictures").mkdir(exist_ok=True)
-    save_grid(_images(work, evaluation, 32), folder / "pictures" / f"worst{suffix}.png", columns=8)
+        write_atomically(home / "tuning.json", evaluation.tuning.save)
+    (home / "pictures").mkdir(exist_ok=True)
+    save_grid(_images(work, evaluation, 32), home / "pictures" / f"worst{suffix}.png", columns=8)
     summary = evaluation.summary | {"split": split, "seconds": round(time.perf_counter() - begin, 2)}
-    write_json(folder / "result.json", result | {f"evaluation{suffix}": summary})
+    write_json(home / "result.json", result | {f"evaluation{suffix}": summary})
     return summary
 
 

@@ -22,7 +22,17 @@ from mcvae.training.config import (
 )
 from mcvae.training.methods import build_objective
 
-__all__ = ["RunError", "load", "load_run", "read_config", "read_json", "save_model", "write_config", "write_json"]
+__all__ = [
+    "RunError",
+    "load",
+    "load_run",
+    "read_config",
+    "read_json",
+    "save_model",
+    "snapshot_folder",
+    "write_config",
+    "write_json",
+]
 
 Shape = tuple[int, int, int]
 
@@ -87,12 +97,18 @@ def save_model(
     folder: Path, model: LatentVariableModel, objective: AnnealedEstimator, config: TrainConfig, shape: Shape
 ) -> None:
     """Write `model.safetensors` (weights and step sizes) and `model.json` (what to build them into)."""
+    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"objective.{name}": tensor for name, tensor in objective.state_dict().items()}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     write_atomically(folder / "model.safetensors", lambda p: save_file(tensors, p))
     content = {"shape": list(shape), "model": asdict(config.model), "method": asdict(config.method)}
     write_json(folder / "model.json", content)
+
+
+def snapshot_folder(folder: Path, epoch: int) -> Path:
+    """Where a run keeps its weights after an epoch; `load_run` reads them."""
+    return folder / "epochs" / str(epoch)
 
 
 def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator]:

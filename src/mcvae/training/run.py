@@ -16,9 +16,18 @@ from lightning.pytorch.utilities import rank_zero_only
 
 import mcvae
 from mcvae.data import TRANSFORMS, Batches, Images, load_images
-from mcvae.training.callbacks import AtomicCheckpoints, Checkpoints, HeldOutLikelihood, Metrics, Pictures
+from mcvae.training.callbacks import AtomicCheckpoints, Checkpoints, HeldOutLikelihood, Metrics, Pictures, Snapshots
 from mcvae.training.config import TrainConfig, check, default_folder, resolve
-from mcvae.training.files import RunError, build, read_config, read_json, save_model, write_config, write_json
+from mcvae.training.files import (
+    RunError,
+    build,
+    read_config,
+    read_json,
+    save_model,
+    snapshot_folder,
+    write_config,
+    write_json,
+)
 from mcvae.training.methods import METHODS
 from mcvae.training.module import VariationalTraining
 
@@ -102,7 +111,11 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     last = folder / "checkpoints" / "last.ckpt"
     metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
     held_out = next(iter(batches(images, config, "validation")), torch.empty(0)) if len(images.validation) else None
-    callbacks = [pictures, metrics, Checkpoints(folder)]  # a checkpoint remembers the row of its epoch
+    snapshots = Snapshots(
+        config.run.snapshots,
+        lambda epoch: save_model(snapshot_folder(folder, epoch), model, objective, config, images.shape),
+    )
+    callbacks = [pictures, snapshots, metrics, Checkpoints(folder)]  # a checkpoint remembers the row of its epoch
     if held_out is not None:
         callbacks.insert(0, HeldOutLikelihood(held_out, config.run.likelihood_every, config.run.seed))
     trainer = build_trainer(config, folder, callbacks)
