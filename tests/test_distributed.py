@@ -1,6 +1,7 @@
 """Many processes: the number of them changes nothing but rounding."""
 
 import csv
+import json
 import os
 import socket
 import subprocess
@@ -13,8 +14,13 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import mcvae
+from mcvae.models import PPCA
 from mcvae.models.flows import FlowEncoder
 from mcvae.randomness import draw, seeded_generator
+from mcvae.training.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from mcvae.training.evaluation import evaluate_run
+from mcvae.training.module import VariationalTraining
+from mcvae.training.run import train
 
 METHODS = ("vae", "l-mcvae", "a-mcvae", "realnvp")
 SCRIPT = """
@@ -126,3 +132,45 @@ def test_parts_of_a_batch_have_the_bounds_and_pool_to_the_step_sizes_of_the_whol
     torch.testing.assert_close(pooled.score_std, whole.trajectory.score_std)
     averaged = gathered["score_std"].square().mean(0).sqrt()  # the named wrong version
     assert (averaged - whole.trajectory.score_std).abs().max() > 0.1
+
+
+def test_steps_skipped_in_a_row_are_remembered():
+    saved, model = {}, mcvae.LatentVariableModel(gaussian, gaussian)
+    first, second = (VariationalTraining(model, mcvae.recipes.vae(), OptimizerConfig()) for _ in range(2))
+    first.skipped_in_a_row = 7
+    first.on_save_checkpoint(saved)
+    second.on_load_checkpoint(saved)
+    assert second.skipped_in_a_row == 7
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_shards_of_an_evaluation_are_put_together_to_the_very_numbers_of_one_process(parts, tmp_path):
+    ppca = PPCA.random(3, 6, generator=seeded_generator("model"))
+    model = mcvae.LatentVariableModel(ppca.posterior, ppca)
+    x, _ = ppca.simulate(23, generator=seeded_generator("data"))
+    batches, options = torch.split(x, 5), {"protocol": mcvae.Protocol(num_samples=8, max_steps=16), "simulated": 2}
+    one = mcvae.evaluate(model, batches, **options)
+    for part in range(parts - 1):  # the last is missing: a process was lost, and its batches are computed afterwards
+        mcvae.evaluate(model, batches, **options, folder=tmp_path, shard=(part, parts))
+    together = mcvae.evaluate(model, batches, **options, folder=tmp_path)
+    assert together.table == one.table
+    assert json.dumps(together.summary) == json.dumps(one.summary)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"a shard is \(k, n\) with 0 <= k < n, got \(2, 2\)"):
+        mcvae.evaluate(model, batches, shard=(2, 2))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_processes_evaluate_what_one_does(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    run = RunConfig(epochs=1, folder=str(tmp_path / "run"))
+    options = {"enable_progress_bar": False}
+    data = DataConfig("digits", batch_size=50, limit=100)
+    folder = train(TrainConfig(data, ModelConfig(latent_dim=4), MethodConfig("realnvp"), run=run, trainer=options))
+    protocol = {"num_steps": 3, "num_samples": 4, "limit": 130, "simulated": 4, "split": "validation"}
+    tables, summaries = [], []
+    for processes in (1, 2):
+        summaries.append(evaluate_run(folder, **protocol, processes=processes) | {"seconds": 0})
+        tables.append((folder / "evaluation-validation.csv").read_bytes())
+    assert tables[0] == tables[1]
+    assert summaries[0] == summaries[1]

@@ -64,6 +64,8 @@ def evaluate_runs(
     memory: str = "1GB",
     device: str = "cpu",
     seed: int | None = None,
+    processes: int = 1,
+    shard: str = "0/1",
 ) -> None:
     """Measure likelihood (AIS with HMC: pilot, freeze, run) and bound of trained runs on held-out images.
 
@@ -86,6 +88,9 @@ def evaluate_runs(
         memory: for activations, such as 500MB or 4GB.
         device: such as cpu or cuda.
         seed: that of the run if not given.
+        processes: share the batches among so many processes of this machine; with --device cuda each takes one GPU.
+        shard: 2/8 evaluates the batches 2, 10, 18, ... and leaves them in the run folder, so that eight machines can
+            share the work as 0/8 to 7/8; without it, afterwards, they are put together.
     """
     from rich.console import Console
     from rich.progress import track
@@ -95,12 +100,24 @@ def evaluate_runs(
 
     collect(folders)
     options = {name: value for name, value in locals().items() if name in signature(evaluate_runs).parameters}
-    options |= {"memory": _bytes(memory)}
+    options |= {"memory": _bytes(memory), "shard": _fraction(shard)}
     for folder in options.pop("folders"):
         shown = Console(stderr=True)
         wrap = partial(track, description=folder, disable=not sys.stderr.isatty(), console=shown)
-        print(certificate(folder, evaluate_run(folder, **options, progress=wrap)))
+        found = evaluate_run(folder, **options, progress=wrap)
+        if shard == "0/1":
+            print(certificate(folder, found))
+        else:
+            print(f"{folder}: shard {shard} is done. When all are, leave out --shard to put them together.")
     show(collect(folders))
+
+
+def _fraction(text: str) -> tuple[int, int]:
+    """2/8 as two numbers."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise ValueError(f"--shard must be one of 0/N, 1/N, ... up to N - 1, got {text!r}.")
+    return int(part), int(parts)
 
 
 def _bytes(text: str) -> float:
@@ -128,15 +145,18 @@ def sample(folder: str, number: int = 64, out: str | None = None, seed: int = 0)
     from mcvae.training.callbacks import mean_images
     from mcvae.training.files import load, read_json
     from mcvae.training.pictures import save_grid
+    from mcvae.training.storage import RunFolder, top_level
 
     if number < 1:
         raise ValueError(f"--number must be at least 1, got {number}.")
-    model = load(folder)
-    latent_dim = read_json(Path(folder) / "model.json")["model"]["latent_dim"]
-    path = Path(out) if out else Path(folder) / "pictures" / "drawn.png"
+    home = RunFolder(folder, top_level)
+    model = load(home.path)
+    latent_dim = read_json(home.path / "model.json")["model"]["latent_dim"]
+    path = Path(out) if out else home.path / "pictures" / "drawn.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_grid(mean_images(model, number, latent_dim, seed), path)
-    print(path)
+    home.push()
+    print(out or f"{folder}/pictures/drawn.png")
 
 
 def compare(folders: list[str]) -> None:

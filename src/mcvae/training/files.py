@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mcvae.estimator import AnnealedEstimator
@@ -21,14 +22,11 @@ from mcvae.training.config import (
     TrainConfig,
 )
 from mcvae.training.methods import build_objective
+from mcvae.training.storage import RunError, RunFolder, top_level
 
 __all__ = ["RunError", "load", "load_run", "read_config", "read_json", "save_model", "write_config", "write_json"]
 
 Shape = tuple[int, int, int]
-
-
-class RunError(Exception):
-    """A run folder is not what it should be."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -39,6 +37,11 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"could not write {path}: {error}. Nothing that was there before is lost. Make space, or make the folder "
+            "writable, and go on."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -97,7 +100,7 @@ def save_model(
 
 def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator]:
     """The trained model and its estimator, from `model.json` and `model.safetensors`."""
-    folder = Path(folder)
+    folder = RunFolder(folder, top_level).path
     content = read_json(folder / "model.json")
     try:
         shape, described = tuple(content["shape"]), ModelConfig(**content["model"])
@@ -116,7 +119,7 @@ def load(folder: str | Path) -> LatentVariableModel:
     """The trained model of a run folder; executes nothing from its files.
 
     Args:
-        folder: such as "runs/digits-vae-s0".
+        folder: such as "runs/digits-vae-s0", or a URL.
     """
     return load_run(folder)[0]
 
