@@ -22,7 +22,7 @@ from mcvae.training.evaluation import evaluate_run
 from mcvae.training.module import VariationalTraining
 from mcvae.training.run import train
 
-METHODS = ("vae", "l-mcvae", "a-mcvae", "realnvp")
+METHODS = ("vae", "l-mcvae", "a-mcvae")
 SCRIPT = """
 import sys
 import mcvae.training.run as run
@@ -143,15 +143,14 @@ def test_steps_skipped_in_a_row_are_remembered():
     assert second.skipped_in_a_row == 7
 
 
-@pytest.mark.parametrize("parts", [2, 3])
-def test_shards_of_an_evaluation_are_put_together_to_the_very_numbers_of_one_process(parts, tmp_path):
+def test_shards_of_an_evaluation_are_put_together_to_the_very_numbers_of_one_process(tmp_path):
     ppca = PPCA.random(3, 6, generator=seeded_generator("model"))
     model = mcvae.LatentVariableModel(ppca.posterior, ppca)
     x, _ = ppca.simulate(23, generator=seeded_generator("data"))
     batches, options = torch.split(x, 5), {"protocol": mcvae.Protocol(num_samples=8, max_steps=16), "simulated": 2}
     one = mcvae.evaluate(model, batches, **options)
-    for part in range(parts - 1):  # the last is missing: a process was lost, and its batches are computed afterwards
-        mcvae.evaluate(model, batches, **options, folder=tmp_path, shard=(part, parts))
+    for part in (0, 1):  # the third is lost, and its batches are computed afterwards
+        mcvae.evaluate(model, batches, **options, folder=tmp_path, shard=(part, 3))
     together = mcvae.evaluate(model, batches, **options, folder=tmp_path)
     assert together.table == one.table
     assert json.dumps(together.summary) == json.dumps(one.summary)

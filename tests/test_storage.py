@@ -1,6 +1,14 @@
 """Run folders: anywhere, damaged, hostile, on a full disk. What is whole stays so, and what is wrong is named."""
 
+import errno
 import json
+import os
+import resource
+import shutil
+import sys
+import tarfile
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
@@ -10,6 +18,7 @@ import yaml
 
 import mcvae
 from mcvae.cli import main
+from mcvae.data.files import _unpack
 from mcvae.report.compare import collect
 from mcvae.training.callbacks import AtomicCheckpoints
 from mcvae.training.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
@@ -175,3 +184,151 @@ def test_names_at_a_url_cannot_leave_the_copy(monkeypatch):
     monkeypatch.setattr(type(system), "find", lambda *a, **o: ["/hostile/run/../../escaped"])
     with pytest.raises(RunError, match="name leads out of the folder"):
         RunFolder("memory://hostile/run")
+
+
+# Hostile files
+
+
+class Evil:
+    def __init__(self, trace: Path):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.trace}",)
+
+
+def test_a_hostile_checkpoint_is_refused_and_the_previous_one_used(straight, tmp_path, capsys):
+    folder = interrupted(tmp_path / "run")
+    torch.save({"state_dict": Evil(tmp_path / "executed")}, folder / "checkpoints" / "last.ckpt")
+    train(resume=folder)
+    assert "last.ckpt cannot be read (UnpicklingError" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+    assert weights(folder) == weights(straight)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: [", "while parsing"),
+        ("", "NoneType"),
+        ("data: !!python/object/apply:os.system ['touch executed']", "could not determine a constructor"),
+        ("trainer: {logger: {class_path: hostile.Anything}}", "Parser key"),
+        ("run: {epochs: many}", "run.epochs"),
+        ("method: {schedule: cosine}", "method.schedule"),
+        ("run: {colour: red}", "colour"),
+    ],
+)
+def test_a_configuration_is_data_and_what_is_wrong_with_it_is_named(text, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "hostile.py").write_text("open('executed', 'w')")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(text)
+    assert main(["train", "--resume", "run"]) == 1
+    error = capsys.readouterr().err
+    assert "run/config.yaml cannot be read as the configuration of a run" in error
+    assert message in error
+    with pytest.raises(SystemExit):  # the parser refuses it, too
+        sys.exit(main(["train", "--config", "run/config.yaml", "--run.epochs", "0"]))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_hostile_run_folder_writes_nowhere_else(straight, tmp_path, monkeypatch):
+    options = {"num_steps": 2, "num_samples": 2, "limit": 10, "simulated": 0}
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "mine").write_text("mine")
+    shutil.copytree(straight, run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["run"]["folder"] = str(outside)
+    config["data"]["root"] = str(outside / "data")
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"folder": str(outside), "pictures": ["../../x.png"]}))
+    evaluate_run(run, **options)
+    assert collect([str(run)])[0]["folder"] == str(run)
+    config["data"]["name"] = "mnist"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(Exception, match="which is not there, and download is off"):
+        evaluate_run(run, **options)
+    for name in ("evaluation.partial", "pictures/worst.png", ".result.json.1"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(outside / "mine")
+        with pytest.raises(RunError, match=f"{name} is a link"):
+            evaluate_run(run, **options)
+        (run / name).unlink()
+    assert (outside / "mine").read_text() == "mine"
+    assert os.listdir(outside) == ["mine"]
+
+
+def test_archives_cannot_leave_their_folder(tmp_path):
+    """Names that climb, absolute names, and links."""
+    into, outside = tmp_path / "a" / "into", tmp_path / "outside"
+    into.mkdir(parents=True)
+    outside.mkdir()
+    (tmp_path / "x").write_text("x")
+    for name, link in (("../x", ""), (str(outside / "x"), ""), ("link", str(outside)), ("link", "../../outside")):
+        with tarfile.open(tmp_path / "hostile.tar.gz", "w:gz") as tar:
+            member = tarfile.TarInfo(name)
+            if link:
+                member.type, member.linkname = tarfile.SYMTYPE, link
+            tar.addfile(member)
+            tar.add(tmp_path / "x", "link/x" if link else "y")
+        with suppress(tarfile.TarError):  # refused, or put inside
+            _unpack(tmp_path / "hostile.tar.gz", into)
+        with zipfile.ZipFile(tmp_path / "hostile.zip", "w") as zipped:
+            member = zipfile.ZipInfo(name)
+            member.external_attr = 0o120777 << 16 if link else 0
+            zipped.writestr(member, link or "x")
+        _unpack(tmp_path / "hostile.zip", into)
+    assert not list(outside.iterdir())
+    assert not list((tmp_path / "a").glob("x"))
+    assert not any(path.is_symlink() for path in into.rglob("*"))
+
+
+# No space, no permission
+
+
+def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_space(straight, tmp_path, capsys):
+    folder = interrupted(tmp_path / "run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # a checkpoint is larger
+    try:
+        assert main(["train", "--resume", str(folder)]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    error = capsys.readouterr().err
+    assert "could not write" in error
+    assert "File too large. Nothing that was there before is lost" in error
+    train(resume=folder)
+    assert weights(folder) == weights(straight)
+
+
+def test_a_full_disk_keeps_what_was_evaluated(straight, tmp_path, monkeypatch, capsys):
+    shutil.copytree(straight, tmp_path / "run")
+    protocol = ["--num_steps", "2", "--num_samples", "2", "--limit", "100", "--simulated", "0"]
+    sync, calls = os.fsync, []
+
+    def fill(file):
+        calls.append(file)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fill)
+    assert main(["evaluate", str(tmp_path / "run"), *protocol]) == 1
+    assert "no more can be: No space left on device" in capsys.readouterr().err
+    assert (tmp_path / "run" / "evaluation.partial").exists()
+    assert main(["evaluate", str(tmp_path / "run"), *protocol]) == 0
+
+
+def test_a_folder_that_cannot_be_written_is_named(capsys):
+    assert main(["train", "--data.limit", "100", "--run.folder", "/sys/mcvae-run"]) == 1
+    assert "/sys/mcvae-run" in capsys.readouterr().err
+
+
+def test_the_version_is_known(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["--version"])
+    assert done.value.code == 0
+    assert mcvae.__version__ in capsys.readouterr().out

@@ -12,6 +12,7 @@ from mcvae.training.config import (
     MethodConfig,
     ModelConfig,
     OptimizerConfig,
+    Option,
     RunConfig,
     TrainConfig,
 )
@@ -25,7 +26,7 @@ def train(
     method: MethodConfig = MethodConfig(),  # noqa: B008
     optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
     run: RunConfig = RunConfig(),  # noqa: B008
-    trainer: dict[str, Any] | None = None,
+    trainer: dict[str, Option] | None = None,
     resume: str | None = None,
 ) -> None:
     """Train a model: mcvae train --data mnist --method l-mcvae.
@@ -145,11 +146,12 @@ def sample(folder: str, number: int = 64, out: str | None = None, seed: int = 0)
     from mcvae.training.callbacks import mean_images
     from mcvae.training.files import load, read_json
     from mcvae.training.pictures import save_grid
-    from mcvae.training.storage import RunFolder, top_level
+    from mcvae.training.storage import RunFolder, check_links, top_level
 
     if number < 1:
         raise ValueError(f"--number must be at least 1, got {number}.")
     home = RunFolder(folder, top_level)
+    check_links(home.path)
     model = load(home.path)
     latent_dim = read_json(home.path / "model.json")["model"]["latent_dim"]
     path = Path(out) if out else home.path / "pictures" / "drawn.png"
@@ -233,9 +235,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def build_parser() -> Any:
     """The parser of all commands, with a subparser each."""
+    from importlib.metadata import version
+
     from jsonargparse import ArgumentParser
 
-    parser = ArgumentParser(prog="mcvae", description="Monte Carlo variational auto-encoders.")
+    parser = ArgumentParser(
+        prog="mcvae", description="Monte Carlo variational auto-encoders.", version=f"mcvae {version('mcvae')}"
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subcommands(required=True, dest="command")
     for name, function in COMMANDS.items():

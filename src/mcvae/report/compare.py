@@ -1,7 +1,6 @@
 """One table over many runs, best likelihood first. Imports no torch."""
 
 import csv
-import json
 import math
 import statistics
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mcvae.training.storage import RunError, RunFolder
+from mcvae.training.storage import RunFolder, read_json
 
 __all__ = ["certificate", "collect", "comparison", "paired_difference", "show"]
 
@@ -35,20 +34,12 @@ def collect(folders: list[str], *, skip_unfinished: bool = False) -> list[Result
     for folder, name in _runs(folders).items():
         path = folder / "result.json"
         if path.exists():
-            results.append(_read(path) | {"folder": str(folder), "name": name})
+            results.append(read_json(path) | {"folder": str(folder), "name": name})
         elif skip_unfinished:
             print(f"{name} is not finished; continue it with: mcvae train --resume {name}")
         else:
             raise FileNotFoundError(f"{name} is not finished; continue it with: mcvae train --resume {name}")
     return results
-
-
-def _read(path: Path) -> Result:
-    try:
-        content: Result = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is not valid JSON ({error}). Remove it, or restore it from a copy.") from None
-    return content
 
 
 def _runs(places: list[str]) -> dict[Path, str]:

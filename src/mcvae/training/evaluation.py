@@ -16,7 +16,7 @@ from mcvae.evaluation import PROTOCOLS, Evaluation, evaluate, write_table
 from mcvae.training.files import load_run, read_config, read_json, write_atomically, write_json
 from mcvae.training.pictures import save_grid
 from mcvae.training.run import batches, prepare
-from mcvae.training.storage import RunFolder, top_level
+from mcvae.training.storage import RunFolder, check_links, top_level
 from mcvae.tuning import Spacing, Tuning
 
 __all__ = ["evaluate_run"]
@@ -87,9 +87,10 @@ def evaluate_run(
         _share(str(folder), processes, options)
     home = RunFolder(folder, top_level)
     folder = home.path
+    check_links(folder)
     result = read_json(folder / "result.json")
     model, objective = load_run(folder)
-    config, images = prepare(read_config(folder))
+    config, images = prepare(read_config(folder), trusted=False)
     config.data.limit = limit if limit is not None else config.data.limit
     work = batches(images, config, split)
     if not len(work):

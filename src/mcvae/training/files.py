@@ -2,27 +2,22 @@
 
 import json
 import os
+from argparse import ArgumentError
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mcvae.estimator import AnnealedEstimator
 from mcvae.models import LatentVariableModel, build_model
-from mcvae.training.config import (
-    DataConfig,
-    MethodConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainConfig,
-)
+from mcvae.training.config import MethodConfig, ModelConfig, TrainConfig
 from mcvae.training.methods import build_objective
-from mcvae.training.storage import RunError, RunFolder, top_level
+from mcvae.training.storage import RunError, RunFolder, read_json, top_level
 
 __all__ = ["RunError", "load", "load_run", "read_config", "read_json", "save_model", "write_config", "write_json"]
 
@@ -51,17 +46,6 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, lambda p: p.write_text(json.dumps(content, indent=2, allow_nan=True) + "\n"))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise RunError(f"{path} does not exist. Is {path.parent} a run folder, and has the run finished?") from None
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is not valid JSON ({error}). Remove it, or restore it from a copy.") from None
-    return content
-
-
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Write `config.yaml`, which `mcvae train --config` reads back."""
     write_atomically(folder / "config.yaml", lambda p: p.write_text(yaml.safe_dump(asdict(config), sort_keys=False)))
@@ -70,20 +54,16 @@ def write_config(folder: Path, config: TrainConfig) -> None:
 def read_config(folder: Path) -> TrainConfig:
     """Read `config.yaml` of a run."""
     path = folder / "config.yaml"
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TrainConfig)
     try:
         content = yaml.safe_load(path.read_text())
-        return TrainConfig(
-            data=DataConfig(**content["data"]),
-            model=ModelConfig(**content["model"]),
-            method=MethodConfig(**content["method"]),
-            optimizer=OptimizerConfig(**content["optimizer"]),
-            run=RunConfig(**content["run"]),
-            trainer=content["trainer"] or {},
-        )
+        return TrainConfig(**parser.instantiate(parser.parse_object(content)).as_dict())
     except FileNotFoundError:
         raise RunError(f"{folder} is not a run folder: it has no config.yaml.") from None
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise RunError(f"{path} cannot be read as the configuration of a run: {error}.") from None
+    except (yaml.YAMLError, ArgumentError, AttributeError, TypeError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"{path} cannot be read as the configuration of a run: {reason}.") from None
 
 
 def save_model(

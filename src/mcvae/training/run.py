@@ -29,7 +29,7 @@ from mcvae.training.config import TrainConfig, check, default_folder, resolve
 from mcvae.training.files import RunError, build, read_config, read_json, save_model, write_config, write_json
 from mcvae.training.methods import METHODS
 from mcvae.training.module import VariationalTraining
-from mcvae.training.storage import RunFolder
+from mcvae.training.storage import RunFolder, check_links
 
 __all__ = ["BatchedImages", "build_trainer", "prepare", "train"]
 
@@ -67,12 +67,16 @@ def batches(
     return Batches(pixels, size, transform, seed=config.run.seed, epoch=epoch, rank=rank, world_size=ranks)
 
 
-def prepare(config: TrainConfig) -> tuple[TrainConfig, Images]:
-    """Load the images and settle everything that "auto" left open."""
+def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Images]:
+    """Load the images and settle everything that "auto" left open.
+
+    A configuration found in a run folder may be somebody else's: nothing is downloaded to the folder that it names.
+    """
     check(config)
     if config.method.name not in METHODS:
         raise ValueError(f"unknown method {config.method.name!r}; known are {', '.join(METHODS)}.")
-    images = load_images(config.data.name, config.data.root, validation=config.data.validation)
+    download = trusted or config.data.root is None
+    images = load_images(config.data.name, config.data.root, validation=config.data.validation, download=download)
     return resolve(config, images.shape, METHODS[config.method.name].flow), images
 
 
@@ -87,12 +91,13 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     """
     if resume is not None:
         home = RunFolder(resume)
+        check_links(home.path)
         config = read_config(home.path)
         if _finished(home.path):
             print(f"{home.place} is finished: {config.run.epochs} epochs. Nothing to do.")
             return home.path
     assert config is not None, "give a configuration or a run to resume"
-    config, images = prepare(config)
+    config, images = prepare(config, trusted=resume is None)
     if resume is None:
         config.run.folder = config.run.folder or default_folder(config)
         home = RunFolder(config.run.folder)
@@ -202,6 +207,7 @@ _RESERVED = {
     "plugins": "in Python, use mcvae.training.module.VariationalTraining with a Trainer of your own",
     "enable_checkpointing": "checkpoints are what --resume reads",
     "barebones": "checkpoints are what --resume reads",
+    "model_registry": "a run is kept at --run.folder only",
     "inference_mode": "validation needs scores",
     "reload_dataloaders_every_n_epochs": "the epoch decides the order of the data",
     "use_distributed_sampler": "batches are shared among processes already",

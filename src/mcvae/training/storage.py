@@ -1,16 +1,40 @@
 """Run folders anywhere: what lies at a URL is worked on in a local copy, which is copied back. Imports no torch."""
 
 import atexit
+import json
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-__all__ = ["RunError", "RunFolder", "top_level"]
+__all__ = ["RunError", "RunFolder", "check_links", "read_json", "top_level"]
 
 
 class RunError(Exception):
     """A run folder is not what it should be."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run."""
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError(f"expected an object, got {type(content).__name__}")
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist. Is {path.parent} a run folder, and has the run finished?") from None
+    except ValueError as error:
+        raise RunError(f"{path} is not valid JSON ({error}). Remove it, or restore it from a copy.") from None
+    return content
+
+
+def check_links(folder: Path) -> None:
+    """Refuse links in a run folder before writing to it: one that somebody sent might lead to other files of ours."""
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise RunError(
+                f"{path} is a link; a run folder is only written to if it has none. Put the file itself there."
+            )
 
 
 def top_level(name: str) -> bool:
