@@ -304,21 +304,23 @@ def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_space(straight, tmp_
     assert weights(folder) == weights(straight)
 
 
-def test_a_full_disk_keeps_what_was_evaluated(straight, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("moment", "message"), [(2, "no more can be: No space"), (3, "evaluation.csv: [Errno 28] No")])
+def test_a_full_disk_keeps_what_was_evaluated(moment, message, straight, tmp_path, monkeypatch, capsys):
+    """Full at the second of two batches, or when the table is written."""
     shutil.copytree(straight, tmp_path / "run")
-    protocol = ["--num_steps", "2", "--num_samples", "2", "--limit", "100", "--simulated", "0"]
+    protocol = ["--protocol", "paper", "--num_samples", "2", "--limit", "60", "--simulated", "0"]
     sync, calls = os.fsync, []
 
     def fill(file):
         calls.append(file)
-        if len(calls) == 2:
+        if len(calls) == moment:
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(file)
 
     monkeypatch.setattr(os, "fsync", fill)
     assert main(["evaluate", str(tmp_path / "run"), *protocol]) == 1
-    assert "no more can be: No space left on device" in capsys.readouterr().err
-    assert (tmp_path / "run" / "evaluation.partial").exists()
+    assert message in capsys.readouterr().err
+    assert len((tmp_path / "run" / "evaluation.partial").read_text().splitlines()) >= moment  # settings, batches
     assert main(["evaluate", str(tmp_path / "run"), *protocol]) == 0
 
 

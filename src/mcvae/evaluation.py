@@ -101,6 +101,7 @@ def evaluate(
     seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
     shard: tuple[int, int] = (0, 1),
+    keep: bool = False,
     progress: Callable[[Iterable[Any]], Iterable[Any]] | None = None,
 ) -> Evaluation:
     """Estimate log p(x) of every datum by annealed importance sampling, with what is needed to believe it.
@@ -123,6 +124,7 @@ def evaluate(
             the same data and settings.
         shard: (k, n) for batches k, k + n, k + 2n, … only, so that n processes can share the work. They leave them in
             `folder`, where a call without `shard` finds them: it computes what is missing and sums up.
+        keep: leave the saved batches in `folder`, to be removed by `remove_saved` when the results are safe.
         progress: wraps the batches, such as a progress bar.
 
     >>> from mcvae.models import PPCA
@@ -162,8 +164,8 @@ def evaluate(
         summary = runner.summary(simulated)
     for number, row in enumerate(runner.table):
         row["image"] = number
-    if saved is not None and parts == 1:
-        saved.clear()
+    if folder is not None and parts == 1 and not keep:
+        remove_saved(folder)
     return Evaluation(runner.table, summary, runner.plan.tuning)
 
 
@@ -449,16 +451,13 @@ class _Saved:
         self.path = File(folder) / ("evaluation.partial" if parts == 1 else f"evaluation-{part}-of-{parts}.partial")
         self.settings = json.loads(json.dumps(asdict(protocol) | {"seed": seed} | described))
         self.done = dict[tuple[int, str], dict[str, Any]]()
-        for path in self._files():
+        for path in _saved_files(folder):
             entries = self._load(path)
             self.done |= {(entry["batch"], entry["data"]): entry for entry in entries}
             if path == self.path:  # without a torn line, and without what is of no use
                 scratch = path.with_name(f".{path.name}")
                 scratch.write_text("".join(json.dumps(line) + "\n" for line in [self.settings, *entries]))
                 os.replace(scratch, path)
-
-    def _files(self) -> list[File]:
-        return sorted(path for path in self.path.parent.glob("evaluation*.partial") if path.is_file())
 
     def _load(self, path: File) -> list[dict[str, Any]]:
         lines = []
@@ -492,9 +491,15 @@ class _Saved:
             reason = f"finished batches are kept, but no more can be: {error.strerror}"
             raise OSError(error.errno, reason, self.path) from error
 
-    def clear(self) -> None:
-        for path in self._files():
-            path.unlink(missing_ok=True)
+
+def _saved_files(folder: str | os.PathLike[str]) -> list[File]:
+    return sorted(path for path in File(folder).glob("evaluation*.partial") if path.is_file())
+
+
+def remove_saved(folder: str | os.PathLike[str]) -> None:
+    """Remove finished batches, those of all shards."""
+    for path in _saved_files(folder):
+        path.unlink(missing_ok=True)
 
 
 def write_table(evaluation: Evaluation, path: str | os.PathLike[str]) -> None:

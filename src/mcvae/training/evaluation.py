@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mcvae.data import Batches
-from mcvae.evaluation import PROTOCOLS, Evaluation, evaluate, write_table
+from mcvae.evaluation import PROTOCOLS, Evaluation, evaluate, remove_saved, write_table
 from mcvae.training.files import load_run, read_config, read_json, write_atomically, write_json
 from mcvae.training.pictures import save_grid
 from mcvae.training.run import batches, prepare
@@ -83,11 +83,11 @@ def evaluate_run(
         "max_steps": max_steps,
     }
     settings = replace(PROTOCOLS[protocol], **{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
-    if processes > 1:
-        _share(str(folder), processes, options)
     home = RunFolder(folder, top_level)
     folder = home.path
     check_links(folder)
+    if processes > 1:
+        _share(folder, processes, options)
     result = read_json(folder / "result.json")
     model, objective = load_run(folder)
     config, images = prepare(read_config(folder), trusted=False)
@@ -116,6 +116,7 @@ def evaluate_run(
         seed=config.run.seed if seed is None else seed,
         folder=folder,
         shard=shard,
+        keep=True,
         progress=watched,
     )
     if shard[1] > 1:
@@ -128,11 +129,12 @@ def evaluate_run(
     save_grid(_images(work, evaluation, 32), folder / "pictures" / f"worst{suffix}.png", columns=8)
     summary = evaluation.summary | {"split": split, "seconds": round(time.perf_counter() - begin, 2)}
     write_json(folder / "result.json", result | {f"evaluation{suffix}": summary})
+    remove_saved(folder)
     home.push()
     return summary
 
 
-def _share(folder: str, processes: int, options: dict[str, Any]) -> None:
+def _share(folder: Path, processes: int, options: dict[str, Any]) -> None:
     """Evaluate every batch in one of several processes; what they find is in the folder afterwards."""
     threads = max(1, torch.get_num_threads() // processes)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
@@ -140,7 +142,7 @@ def _share(folder: str, processes: int, options: dict[str, Any]) -> None:
             share.result()
 
 
-def _shard(folder: str, shard: tuple[int, int], threads: int, options: dict[str, Any]) -> None:
+def _shard(folder: Path, shard: tuple[int, int], threads: int, options: dict[str, Any]) -> None:
     torch.set_num_threads(threads)
     device = {"device": f"cuda:{shard[0]}"} if options["device"] == "cuda" else {}
     evaluate_run(folder, **options | device, shard=shard)

@@ -87,7 +87,9 @@ class RunFolder:
                 if wanted(name):
                     (self.path / name).parent.mkdir(parents=True, exist_ok=True)
                     self._system.get_file(found, str(self.path / name))
-        except OSError as error:
+        except RunError:
+            raise
+        except Exception as error:  # every kind of storage has exceptions of its own
             raise RunError(f"{self.place} cannot be read: {error}.") from error
         self._known = self._files()
 
@@ -112,7 +114,7 @@ class RunFolder:
             for name in self._known.keys() - self._files().keys():
                 self._system.rm_file(f"{self._root}/{name}")
                 del self._known[name]
-        except OSError as error:
+        except Exception as error:
             raise RunError(
                 f"{self.path} could not be copied to {self.place}: {error}. Nothing is lost: it stays until you have "
                 "copied or removed it."
