@@ -13,6 +13,7 @@ from mcvae.training.config import (
     MethodConfig,
     ModelConfig,
     OptimizerConfig,
+    Option,
     RunConfig,
     TrainConfig,
 )
@@ -26,7 +27,7 @@ def train(
     method: MethodConfig = MethodConfig(),  # noqa: B008
     optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
     run: RunConfig = RunConfig(),  # noqa: B008
-    trainer: dict[str, Any] | None = None,
+    trainer: dict[str, Option] | None = None,
     resume: str | None = None,
 ) -> None:
     """Train a model: mcvae train --data mnist --method l-mcvae.
@@ -66,6 +67,8 @@ def evaluate_runs(
     device: str = "cpu",
     seed: int | None = None,
     epoch: int | None = None,
+    processes: int = 1,
+    shard: str = "0/1",
 ) -> None:
     """Measure likelihood (AIS with HMC: pilot, freeze, run) and bound of trained runs on held-out images.
 
@@ -89,6 +92,9 @@ def evaluate_runs(
         device: such as cpu or cuda.
         seed: that of the run if not given.
         epoch: evaluate the weights after this epoch, one of --run.snapshots, instead of the last.
+        processes: share the batches among so many processes of this machine; with --device cuda each takes one GPU.
+        shard: 2/8 evaluates the batches 2, 10, 18, ... and leaves them in the run folder, so that eight machines can
+            share the work as 0/8 to 7/8; without it, afterwards, they are put together.
     """
     from rich.console import Console
     from rich.progress import track
@@ -98,13 +104,25 @@ def evaluate_runs(
 
     collect(folders, skip_unfinished=epoch is not None)
     options = {name: value for name, value in locals().items() if name in signature(evaluate_runs).parameters}
-    options |= {"memory": _bytes(memory)}
+    options |= {"memory": _bytes(memory), "shard": _fraction(shard)}
     for folder in options.pop("folders"):
         shown = Console(stderr=True)
         wrap = partial(track, description=folder, disable=not sys.stderr.isatty(), console=shown)
-        print(certificate(folder, evaluate_run(folder, **options, progress=wrap)))
+        found = evaluate_run(folder, **options, progress=wrap)
+        if shard == "0/1":
+            print(certificate(folder, found))
+        else:
+            print(f"{folder}: shard {shard} is done. When all are, leave out --shard to put them together.")
     if epoch is None:
         show(collect(folders))
+
+
+def _fraction(text: str) -> tuple[int, int]:
+    """2/8 as two numbers."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise ValueError(f"--shard must be one of 0/N, 1/N, ... up to N - 1, got {text!r}.")
+    return int(part), int(parts)
 
 
 def _bytes(text: str) -> float:
@@ -132,15 +150,19 @@ def sample(folder: str, number: int = 64, out: str | None = None, seed: int = 0)
     from mcvae.training.callbacks import mean_images
     from mcvae.training.files import load, read_json
     from mcvae.training.pictures import save_grid
+    from mcvae.training.storage import RunFolder, check_links, top_level
 
     if number < 1:
         raise ValueError(f"--number must be at least 1, got {number}.")
-    model = load(folder)
-    latent_dim = read_json(Path(folder) / "model.json")["model"]["latent_dim"]
-    path = Path(out) if out else Path(folder) / "pictures" / "drawn.png"
+    home = RunFolder(folder, top_level)
+    check_links(home.path)
+    model = load(home.path)
+    latent_dim = read_json(home.path / "model.json")["model"]["latent_dim"]
+    path = Path(out) if out else home.path / "pictures" / "drawn.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_grid(mean_images(model, number, latent_dim, seed), path)
-    print(path)
+    home.push()
+    print(out or f"{folder}/pictures/drawn.png")
 
 
 def compare(folders: list[str]) -> None:
@@ -317,9 +339,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def build_parser() -> Any:
     """The parser of all commands, with a subparser each."""
+    from importlib.metadata import version
+
     from jsonargparse import ArgumentParser
 
-    parser = ArgumentParser(prog="mcvae", description="Monte Carlo variational auto-encoders.")
+    parser = ArgumentParser(
+        prog="mcvae", description="Monte Carlo variational auto-encoders.", version=f"mcvae {version('mcvae')}"
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subcommands(required=True, dest="command")
     for name, function in COMMANDS.items():

@@ -1,13 +1,14 @@
 """What a run is, as plain data: read from YAML and the command line, written to `config.yaml`. Imports no torch."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 __all__ = [
     "DataConfig",
     "MethodConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "Option",
     "RunConfig",
     "TrainConfig",
     "check",
@@ -123,6 +124,10 @@ class RunConfig:
     compile: bool = False
 
 
+Option = bool | int | float | str | list[int] | None
+"""What an option of Lightning's Trainer may be: not Any, for which the parser imports what a file names."""
+
+
 @dataclass
 class TrainConfig:
     """Everything that `config.yaml` holds."""
@@ -132,7 +137,7 @@ class TrainConfig:
     method: MethodConfig = field(default_factory=MethodConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     run: RunConfig = field(default_factory=RunConfig)
-    trainer: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Option] = field(default_factory=dict)
 
 
 def default_folder(config: TrainConfig) -> str:
