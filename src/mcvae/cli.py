@@ -272,6 +272,67 @@ def reproduce_paper(
         raise SweepError(f"not reproduced: {', '.join(failed)}.")
 
 
+def sweep_grid(
+    data: list[str] = ["digits"],  # noqa: B006 (jsonargparse reads defaults from signatures)
+    methods: list[str] = ["vae", "iwae-10", "l-mcvae-k5", "a-mcvae-k3"],  # noqa: B006
+    seeds: int = 1,
+    settings: dict[str, Any] | None = None,
+    vary: dict[str, list[Any]] | None = None,
+    evaluation: dict[str, Any] | None = None,
+    out: str = "sweep",
+    workers: int | None = None,
+    threads: int = 1,
+    retries: int = 1,
+    backend: Literal["local", "ray"] = "local",
+    address: str = "auto",
+    gpus: float = 0.0,
+) -> None:
+    """Train and evaluate data sets x methods x settings x seeds, on this machine or a Ray cluster.
+
+    Done cells are not done again, interrupted ones go on, failed ones are reported at the end.
+
+    Args:
+        data: data sets.
+        methods: such as vae, iwae-10, l-mcvae-sigmoid-k5, a-mcvae-k3-n5, uha-k10, realnvp.
+        seeds: how many.
+        settings: of every run, by dotted name, such as '{run.epochs: 20, data.batch_size: 50}'.
+        vary: lists of values by dotted name, such as '{optimizer.learning_rate: [0.001, 0.0003]}'.
+        evaluation: options of mcvae evaluate, such as '{limit: 100, num_steps: 32, num_samples: 16}'.
+        out: folder of the cells.
+        workers: processes; as many as there are cores if not given.
+        threads: of each process.
+        retries: how often a failed cell is tried again, from its last checkpoint.
+        backend: local processes, or ray, for which out must be a folder that all machines share.
+        address: of the Ray cluster; local starts one here.
+        gpus: of each cell of a Ray cluster.
+    """
+    import os
+
+    from mcvae.experiments.grid import grid
+    from mcvae.records import write_records
+    from mcvae.report.compare import collect, show as show_table
+    from mcvae.sweep import Cluster, run_cells
+
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}.")
+    if threads < 1:
+        raise ValueError(f"--threads must be at least 1, got {threads}.")
+    cells = grid(data, methods, seeds, settings or {}, vary or {}, evaluation or {})
+    with live_table(f"{out}") as show:
+        records = run_cells(
+            Path(out),
+            cells,
+            workers=workers or os.cpu_count() or 1,
+            threads=threads,
+            retries=retries,
+            cluster=Cluster(address, gpus) if backend == "ray" else None,
+            show=show,
+        )
+    write_records(Path(out) / "records.csv", records)
+    show_table(collect([f"{out}/{cell.name}" for cell in cells]))
+    print(f"{out}/records.csv")
+
+
 @contextmanager
 def live_table(title: str) -> Iterator[Callable[[Any], None]]:
     """A function that shows how far cells are: a table on a terminal, else a line whenever something changes."""
@@ -310,6 +371,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "methods": methods,
     "demo": demo,
     "reproduce": reproduce_paper,
+    "sweep": sweep_grid,
 }
 SHORTHANDS = ("--data", "--method")
 """Options whose plain value is a name: --data mnist means --data.name mnist."""
@@ -319,7 +381,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
-    arguments = _expand([argument for argument in arguments if argument != "--debug"])
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if arguments[:1] == ["train"]:
+        arguments = _expand(arguments)
     parser = build_parser()
     parsed = parser.parse_args(arguments)
     options = parser.instantiate(parsed)[parsed.command].as_dict()
@@ -351,8 +415,8 @@ def build_parser() -> Any:
     for name, function in COMMANDS.items():
         summary = (function.__doc__ or "").splitlines()[0]
         command = ArgumentParser(description=summary)
-        if function is train:
-            command.add_argument("--config", action="config", help="YAML file, such as config.yaml of a run")
+        if function in (train, sweep_grid):
+            command.add_argument("--config", action="config", help="YAML file of these options")
         many = "folders" in signature(function).parameters
         if many:
             command.add_argument("folders", nargs="+", type=str, help="run folders")

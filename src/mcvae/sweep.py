@@ -6,7 +6,9 @@ any number of sweeps may share a folder, and a killed one leaves nothing to tidy
 
 import fcntl
 import json
+import logging
 import os
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from mcvae.records import Record, read_records, write_records
 
-__all__ = ["Cell", "Progress", "SweepError", "look", "run_cells"]
+__all__ = ["Cell", "Cluster", "Progress", "SweepError", "look", "run_cells"]
 
 
 class SweepError(Exception):
@@ -40,6 +42,18 @@ class Cell(NamedTuple):
     settings: dict[str, Any]
 
 
+class Cluster(NamedTuple):
+    """A Ray cluster.
+
+    Args:
+        address: auto finds the one this machine belongs to; local starts one here.
+        gpus: of each cell; fractions share one.
+    """
+
+    address: str = "auto"
+    gpus: float = 0.0
+
+
 Task = Callable[[Path, dict[str, Any]], list[Record]]
 
 
@@ -57,7 +71,9 @@ def run_cells(
     cells: Sequence[Cell],
     *,
     workers: int = 0,
+    threads: int | None = None,
     retries: int = 1,
+    cluster: Cluster | None = None,
     show: Callable[[list[Progress]], None] = lambda progress: None,
 ) -> list[Record]:
     """Do what is not done yet, and return the records of all cells in their order.
@@ -65,7 +81,9 @@ def run_cells(
     Args:
         root: folder of the cells' folders.
         cells: the work. A cell whose folder was made with other settings is an error, not a result.
-        workers: processes, which share the processor's cores; 0 works in this process.
+        workers: processes; 0 works in this process.
+        threads: of each process; by default processes share the processor's cores. Sums depend on it in the last digit.
+        cluster: let Ray run the cells instead; `root` must be a folder that all machines share.
         retries: how often a failed cell is tried again, from its last checkpoint if it has one.
         show: is told how far all cells are, about once a second.
     """
@@ -74,10 +92,12 @@ def run_cells(
     root.mkdir(parents=True, exist_ok=True)
     for cell in cells:
         _settle(root, cell)
-    if workers < 1:
+    if cluster is not None:
+        _supervise_cluster(root.resolve(), cells, cluster, threads or 1, retries, show)
+    elif workers < 1:
         _work(root, cells, retries)
     else:
-        _supervise(root, cells, workers, retries, show)
+        _supervise(root, cells, workers, threads or max(1, (os.cpu_count() or 1) // workers), retries, show)
     progress = look(root, cells)
     show(progress)
     failed = [cell for cell in progress if cell.status != "done"]
@@ -176,11 +196,10 @@ def _attempt(folder: Path, cell: Cell) -> bool:
 
 
 def _supervise(
-    root: Path, cells: Sequence[Cell], workers: int, retries: int, show: Callable[[list[Progress]], None]
+    root: Path, cells: Sequence[Cell], workers: int, threads: int, retries: int, show: Callable[[list[Progress]], None]
 ) -> None:
     """Keep `workers` processes at work; replace one that dies, as long as there is something left to try."""
     context = get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // workers)
     team: list[Any] = []
     try:
         while True:
@@ -209,6 +228,63 @@ def _worker(root: Path, cells: Sequence[Cell], retries: int, threads: int) -> No
 
     torch.set_num_threads(threads)
     _work(root, cells, retries)
+
+
+def _supervise_cluster(
+    root: Path,
+    cells: Sequence[Cell],
+    cluster: Cluster,
+    threads: int,
+    retries: int,
+    show: Callable[[list[Progress]], None],
+) -> None:
+    """Hand every cell to Ray, and again if its machine dies, as long as it may be tried."""
+    try:
+        import ray
+    except ImportError:
+        raise SweepError("the backend ray needs the package ray: pip install 'mcvae[cluster]'.") from None
+    _reach(cluster.address)
+    try:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise SweepError(f"there is no Ray cluster at {cluster.address!r}: {error}") from None
+    try:
+        remote = ray.remote(num_cpus=threads, num_gpus=cluster.gpus, max_retries=0)(_remote)
+
+        def submit(cell: Cell) -> Any:
+            return remote.remote(root, cell, retries, threads)
+
+        pending = {submit(cell): cell for cell in cells}
+        while pending:
+            ready, _ = ray.wait(list(pending), timeout=1)
+            show(look(root, cells))
+            for reference in ready:
+                cell = pending.pop(reference)
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayError as error:  # the process or its machine died
+                    _note(root / cell.name, f"lost: {type(error).__name__}")
+                    if _attempts(root / cell.name)["number"] <= retries:
+                        pending[submit(cell)] = cell
+    finally:
+        ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Ray itself would wait for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise SweepError(f"there is no Ray cluster at {address!r}: {error}.") from None
+
+
+def _remote(root: Path, cell: Cell, retries: int, threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    _work(root, [cell], retries)
 
 
 def _die_with_parent() -> None:

@@ -1,6 +1,8 @@
 """Tables 1 to 3 and the figures behind them: every method on images, trained and evaluated in one cell each."""
 
 import csv
+import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -18,26 +20,42 @@ from mcvae.training.config import (
     TrainConfig,
 )
 
-__all__ = ["METHODS", "PRESETS", "cells", "langevin", "run", "unfinished"]
+__all__ = ["METHODS", "PRESETS", "cells", "method_config", "run", "unfinished"]
 
 
-def langevin(num_steps: int, schedule: Any = "linear") -> MethodConfig:
-    """L-MCVAE."""
-    return MethodConfig("l-mcvae", num_steps, schedule=schedule)
+def method_config(name: str) -> MethodConfig:
+    """The method that a name stands for: vae, iwae-10, l-mcvae-sigmoid-k5, a-mcvae-k3-n5, uha-k10, realnvp.
+
+    >>> method_config("a-mcvae-sigmoid-k3").num_steps, method_config("iwae-50").num_samples
+    (3, 50)
+    """
+    annealed = (
+        r"(?P<annealed>l-mcvae|a-mcvae|uha)(-(?P<schedule>linear|sigmoid|learned))?-k(?P<steps>\d+)(-n(?P<n>\d+))?"
+    )
+    found = re.fullmatch(rf"(?P<plain>vae|realnvp)|iwae-(?P<samples>[1-9]\d*)|{annealed}", name)
+    if found is None:
+        raise ValueError(
+            f"unknown method {name!r}; such names are known: vae, iwae-10, l-mcvae-sigmoid-k5, a-mcvae-k3-n5, uha-k10, "
+            "realnvp."
+        )
+    if found["plain"]:
+        return MethodConfig(found["plain"])
+    if found["samples"]:
+        return MethodConfig("iwae", num_samples=int(found["samples"]))
+    schedule: Any = found["schedule"] or "linear"
+    return MethodConfig(
+        found["annealed"], int(found["steps"]), int(found["n"]) if found["n"] else None, schedule=schedule
+    )
 
 
-METHODS = {
-    "vae": MethodConfig("vae"),
-    "iwae-10": MethodConfig("iwae", num_samples=10),
-    "iwae-50": MethodConfig("iwae", num_samples=50),
-    **{f"l-mcvae-{s}-k{k}": langevin(k, s) for k in (5, 10) for s in ("linear", "sigmoid", "learned")},
-    **{
-        f"a-mcvae-{s}-k{k}": MethodConfig("a-mcvae", k, schedule=s)
-        for k in (3, 5)
-        for s in ("linear", "sigmoid", "learned")
-    },
-    "realnvp": MethodConfig("realnvp"),
-}
+METHODS = (
+    "vae",
+    "iwae-10",
+    "iwae-50",
+    *(f"l-mcvae-{schedule}-k{k}" for k in (5, 10) for schedule in ("linear", "sigmoid", "learned")),
+    *(f"a-mcvae-{schedule}-k{k}" for k in (3, 5) for schedule in ("linear", "sigmoid", "learned")),
+    "realnvp",
+)
 """The rows of the paper's full tables, in their order."""
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -47,7 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "seeds": 2,
         "limit": 300,
     },
-    "paper": {"methods": tuple(METHODS), "epochs": (10, 30, 100), "seeds": 5, "limit": None},
+    "paper": {"methods": METHODS, "epochs": (10, 30, 100), "seeds": 5, "limit": None},
 }
 """`epochs` after which models are evaluated, the last being the length of training; `limit`: test images."""
 
@@ -61,7 +79,7 @@ _QUICK_COLOUR_EPOCHS = (2, 4)
 
 def cells(
     dataset: str,
-    methods: dict[str, MethodConfig],
+    methods: Sequence[str],
     *,
     preset: str,
     protocol: str,
@@ -83,12 +101,12 @@ def cells(
         evaluation = {"num_steps": 32, "num_samples": 16}
     evaluation |= {"limit": limit, "simulated": 0, "compare_iwae": False}
     found = []
-    for name, method in methods.items():
+    for name in methods:
         for seed in range(seeds):
             run_config = RunConfig(
                 epochs=epochs[-1], seed=seed, snapshots=list(epochs[:-1]), likelihood_every=max(1, epochs[0] // 3)
             )
-            config = TrainConfig(data, ModelConfig(), method, optimizer, run_config)
+            config = TrainConfig(data, ModelConfig(), method_config(name), optimizer, run_config)
             settings = {"config": asdict(config), "evaluation": evaluation, "method": name, "protocol": protocol}
             found.append(Cell(f"{dataset}-{name}-s{seed}", f"{__name__}:run", settings))
     return found
@@ -97,10 +115,11 @@ def cells(
 def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     """Train, or go on training; evaluate after the chosen epochs; record."""
     from mcvae.training.evaluation import evaluate_run
-    from mcvae.training.files import read_json, snapshot_folder
+    from mcvae.training.files import parse_config, read_json, snapshot_folder
     from mcvae.training.run import train
 
-    config = _config(folder, settings)
+    config = parse_config(settings["config"])
+    config.run.folder = str(folder)
     if (folder / "config.yaml").exists():
         train(resume=folder)
     else:
@@ -172,16 +191,3 @@ def _evaluations_per_image(method: MethodConfig) -> int:
     samples = method.num_samples or {"iwae": 10, "a-mcvae": 5}.get(method.name, 1)
     steps = method.num_steps if method.name in ("l-mcvae", "a-mcvae", "uha") else 0
     return samples * (steps + 1)
-
-
-def _config(folder: Path, settings: dict[str, Any]) -> TrainConfig:
-    content = settings["config"]
-    config = TrainConfig(
-        DataConfig(**content["data"]),
-        ModelConfig(**content["model"]),
-        MethodConfig(**content["method"]),
-        OptimizerConfig(**content["optimizer"]),
-        RunConfig(**content["run"]),
-    )
-    config.run.folder = str(folder)
-    return config

@@ -33,9 +33,9 @@ def cells(preset: str, seeds: int) -> list[Cell]:
             f"{__name__}:run",
             {"method": method, "latent_dim": dimension, "seed": seed} | size,
         )
+        for seed in range(seeds)
         for dimension in dimensions
         for method in ("mle", *TOY_METHODS)
-        for seed in range(seeds)
     ]
 
 

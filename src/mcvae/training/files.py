@@ -23,6 +23,7 @@ __all__ = [
     "RunError",
     "load",
     "load_run",
+    "parse_config",
     "read_config",
     "read_json",
     "save_model",
@@ -64,16 +65,27 @@ def write_config(folder: Path, config: TrainConfig) -> None:
 def read_config(folder: Path) -> TrainConfig:
     """Read `config.yaml` of a run."""
     path = folder / "config.yaml"
+    try:
+        return parse_config(yaml.safe_load(path.read_text()))
+    except FileNotFoundError:
+        raise RunError(f"{folder} is not a run folder: it has no config.yaml.") from None
+    except (yaml.YAMLError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"{path} cannot be read as the configuration of a run: {reason}.") from None
+
+
+def parse_config(content: Any) -> TrainConfig:
+    """A configuration from plain data; a ValueError names what does not fit.
+
+    >>> parse_config({"run": {"epochs": 3}}).run.epochs
+    3
+    """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(TrainConfig)
     try:
-        content = yaml.safe_load(path.read_text())
         return TrainConfig(**parser.instantiate(parser.parse_object(content)).as_dict())
-    except FileNotFoundError:
-        raise RunError(f"{folder} is not a run folder: it has no config.yaml.") from None
-    except (yaml.YAMLError, ArgumentError, AttributeError, TypeError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"{path} cannot be read as the configuration of a run: {reason}.") from None
+    except (ArgumentError, AttributeError, TypeError) as error:
+        raise ValueError(str(error)) from None
 
 
 def save_model(
