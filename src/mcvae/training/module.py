@@ -79,16 +79,16 @@ class VariationalTraining(LightningModule):
             if _means_non_finite(error):
                 return self._no_loss()
             raise
-        bound, acceptance = estimate.bound.mean(), estimate.trajectory.acceptance.mean()
+        bound, acceptance = estimate.bound.mean(), estimate.trajectory.acceptance.mean(1)
         if not bool(bound.isfinite()):
             return self._no_loss()
         self._estimate = estimate
-        self._seen.append(torch.stack([bound, acceptance.to(bound)]))  # stays on the device until the epoch's end
+        self._seen.append(torch.cat([bound.unsqueeze(0), acceptance.to(bound)]))  # on the device until the epoch's end
         if (self.global_step + 1) % self.log_every == 0:
             self.log("step/bound", bound.float(), prog_bar=True)
             if self.num_steps:
-                self.log("step/acceptance", acceptance.float(), prog_bar=True)
-                self.log("step/step_size", self._step_size())
+                self.log("step/acceptance", acceptance.mean().float(), prog_bar=True)
+                self.log("step/step_size", self._step_sizes().mean())
         return estimate.loss.mean()
 
     @property
@@ -96,8 +96,9 @@ class VariationalTraining(LightningModule):
         """K."""
         return self.objective.schedule.num_steps
 
-    def _step_size(self) -> Tensor:
-        return self.objective.step_sizes().detach().mean().float()
+    def _step_sizes(self) -> Tensor:
+        """Of every transition, averaged over dimensions, `[K]`."""
+        return self.objective.step_sizes().detach().float().reshape(self.num_steps, -1).mean(1)
 
     def _no_loss(self) -> Tensor:
         """NaN, with a NaN gradient: averaged over processes it makes all of them skip the step."""
@@ -158,14 +159,16 @@ class VariationalTraining(LightningModule):
             self._validation.clear()
 
     def on_train_epoch_end(self) -> None:
-        """Log the means over the epoch's finite steps."""
+        """Log the means over the epoch's finite steps, and acceptance and step size of every transition."""
         if self._seen:
-            seen = torch.stack(self._seen)
-            bound, acceptance = seen.mean(0).float()
+            bound, *accepted = torch.stack(self._seen).mean(0).float()
             self.log("train_bound", bound, sync_dist=True)
             if self.num_steps:
-                self.log("acceptance", acceptance, sync_dist=True)
-                self.log("step_size", self._step_size())
+                self.log("acceptance", torch.stack(accepted).mean(), sync_dist=True)
+                self.log("step_size", self._step_sizes().mean())
+                for k, (rate, size) in enumerate(zip(accepted, self._step_sizes(), strict=True), 1):
+                    self.log(f"acceptance/{k}", rate, sync_dist=True)
+                    self.log(f"step_size/{k}", size)
             self._seen.clear()
 
     def _generator(self, purpose: str, batch_idx: int) -> torch.Generator:
