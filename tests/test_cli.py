@@ -147,7 +147,7 @@ def test_train_evaluate_sample_compare(capsys, tmp_path, monkeypatch):
     assert "not evaluated" in capsys.readouterr().out
     assert main(["evaluate", *runs, "--num_steps", "3", "--num_samples", "4", "--limit", "50"]) == 0
     output = capsys.readouterr().out
-    assert "best likelihood" in output
+    assert "explains the 50 test images best" in output
     assert "bound - VAE's" in output
     assert "±" in output
     assert main(["sample", runs[0], "--number", "9", "--out", "drawn.png"]) == 0

@@ -151,7 +151,7 @@ class Metrics(Checkpoint):
 
 def _per_transition(measured: dict[str, Any], name: str) -> str:
     """What was logged as NAME/1, NAME/2, … in one string."""
-    values = []
+    values = list[str]()
     while (value := measured.get(f"{name}/{len(values) + 1}")) is not None:
         values.append(f"{value:.6g}")
     return " ".join(values)
