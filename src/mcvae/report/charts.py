@@ -126,7 +126,8 @@ def _range(series: list[Series], cut_start: bool) -> tuple[float, float]:
     low = min(y - e for s in series for y, e in zip(s.y, s.error or [0.0] * len(s.y), strict=True))
     high = max(y + e for s in series for y, e in zip(s.y, s.error or [0.0] * len(s.y), strict=True))
     if cut_start:
-        low = min(min(s.y[len(s.y) // 10 :]) for s in series)
+        start = max(len(s.y) for s in series) // 10
+        low = min(min(s.y[min(start, len(s.y) - 1) :]) for s in series)
     return _padded(low, high)
 
 
