@@ -1,7 +1,7 @@
 """Which polynomial? The evidence of a Bayesian regression, first where it is known, then where it is not.
 
-With Gaussian noise the evidence has a closed form to compare with. With Student's noise, which forgives outliers, it has
-none, and the program does not change.
+With Gaussian noise the evidence has a closed form to compare with. With Student's noise, which forgives outliers, it
+has none, and the program does not change.
 """
 
 import torch
@@ -13,7 +13,6 @@ import mcvae
 
 def evidence(features: Tensor, y: Tensor, noise: Distribution) -> mcvae.Evidence:
     """log p(y) with weights z ~ N(0, I) and y = features · z + noise."""
-    dim = features.shape[1]
 
     def log_joint(z: Tensor) -> Tensor:
         residuals = y - z @ features.T

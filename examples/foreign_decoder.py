@@ -16,7 +16,7 @@ import mcvae
 def main() -> None:
     """Estimate log p(x) of held-out images and compare it with PCA's own."""
     pixels = load_digits().data / 16
-    pca = PCA(n_components=6).fit(pixels[:1500])
+    pca = PCA(n_components=3).fit(pixels[:1500])
     noise = pca.noise_variance_
     loadings = torch.tensor(pca.components_.T * (pca.explained_variance_ - noise) ** 0.5, dtype=torch.float32)
     mean = torch.tensor(pca.mean_, dtype=torch.float32)
@@ -25,11 +25,11 @@ def main() -> None:
         return Independent(Normal(z @ loadings.T + mean, noise**0.5), 1)
 
     def prior(x: Tensor) -> Independent:  # instead of an encoder; better guesses need fewer temperatures
-        return Independent(Normal(torch.zeros(len(x), 6), torch.ones(len(x), 6)), 1)
+        return Independent(Normal(torch.zeros(len(x), 3), torch.ones(len(x), 3)), 1)
 
-    held_out = pixels[1500:1520]
+    held_out = pixels[1500:1510]
     model = mcvae.LatentVariableModel(prior, decoder)
-    protocol = mcvae.Protocol(num_steps=60, num_samples=16, start="prior")  # or "serious", which finds the number
+    protocol = mcvae.Protocol(num_steps=100, num_samples=64, start="prior")  # or "serious", which finds the number
     x = torch.tensor(held_out, dtype=torch.float32)
     summary = mcvae.evaluate(model, x, protocol=protocol, compare_iwae=False, simulated=0).summary
     print(f"{summary['num_steps']} temperatures, {summary['num_samples']} chains: {summary['verdict']}")
