@@ -7,7 +7,7 @@ from typing import Any, Literal
 __all__ = ["Chart", "Series", "chart", "ticks"]
 
 WIDTH, HEIGHT = 380, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 12, 12, 44
 _MOST_POINTS = 150
 """Of a line; longer ones are thinned."""
 _MARKERS = 8
@@ -202,5 +202,5 @@ def _marked(at: list[tuple[float, float]], kind: str) -> list[tuple[float, float
 
 def _words(series: Series, index: int, x_label: str, y_label: str) -> str:
     error = f" ± {series.error[index]:.3g}" if index < len(series.error) and series.error[index] else ""
-    x, y = f"{series.x[index]:.5g}", f"{series.y[index]:.5g}"
+    x, y = (f"{value:.5g}".replace("-", "−") for value in (series.x[index], series.y[index]))
     return f"{series.name} · {x_label} {x} · {y_label} {y}{error}"
