@@ -216,6 +216,21 @@ def test_missing_pieces_become_sentences(tmp_path):
     assert "89.90 ± 0.10" in write_page([str(reproduction)], tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize("change", [{"nll": float("inf"), "nll_se": float("nan")}, {"bound": None, "ess": None}, None])
+def test_a_model_that_diverged_is_shown_as_such(change, folder, tmp_path):
+    for name in ("vae", "iwae"):
+        shutil.copytree(folder / "runs" / name, tmp_path / name)
+    make_run(tmp_path / "broken", "l-mcvae")
+    path = tmp_path / "broken" / "result.json"
+    result = json.loads(path.read_text())
+    result["evaluation"] = {"verdict": "not converged"} if change is None else result["evaluation"] | change
+    path.write_text(json.dumps(result))
+    text = write_page([str(tmp_path)], tmp_path / "page.html").read_text()
+    assert "not finite" in text
+    assert "iwae S=10 explains the 40 test images best" in text
+    assert "nan" not in text.split("<main")[1].split("data:image")[0]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -186,7 +186,7 @@ def demo(folder: str = "runs/demo", epochs: int = 60, seed: int = 0) -> None:
 
     runs = run_demo(folder, epochs, seed)
     show(collect(runs))
-    print("Samples and reconstructions: " + ", ".join(f"{run}/pictures" for run in runs))
+    print(f"All of it, with pictures, as a page: mcvae report {folder}")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

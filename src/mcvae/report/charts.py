@@ -74,7 +74,7 @@ def chart(
         log_x: logarithmic x axis, for positive values.
         cut_start: let the y axis begin where the first tenth of a line ends: early training would flatten the rest.
     """
-    series = [_thinned(s) for s in series if s.x]
+    series = [_thinned(s) for s in map(_finite, series) if s.x]
     if not series or (kind == "line" and all(len(s.x) < 2 for s in series)):
         return None
     low, high = _range(series, cut_start)
@@ -111,6 +111,14 @@ def chart(
         [(s.style, s.name) for s in series],
         "The start of training, below the axis, is cut off." if low > min(min(s.y) for s in series) else "",
     )
+
+
+def _finite(series: Series) -> Series:
+    """Without what diverged; an error that is not finite is not drawn."""
+    errors = series.error or [0.0] * len(series.x)
+    kept = [p for p in zip(series.x, series.y, errors, strict=True) if math.isfinite(p[0]) and math.isfinite(p[1])]
+    error = [e if math.isfinite(e) else 0.0 for _, _, e in kept] if series.error else []
+    return Series(series.name, series.style, [x for x, _, _ in kept], [y for _, y, _ in kept], error)
 
 
 def _thinned(series: Series) -> Series:

@@ -74,7 +74,7 @@ def paired_difference(result: Result, baseline: Result, column: str = "bound") -
     Images differ far more than methods do. Differences per image see the method, not the image.
     """
     same = all(result.get(key) == baseline.get(key) for key in (*_KIND, "seed", "batch_size")) and all(
-        result["evaluation"][key] == baseline["evaluation"][key] for key in ("split", "num_images")
+        result["evaluation"].get(key) == baseline["evaluation"].get(key) for key in ("split", "num_images")
     )
     if not same or result["folder"] == baseline["folder"]:
         return None
@@ -112,7 +112,7 @@ def rows(results: list[Result]) -> tuple[list[str], list[list[Cell]]]:
     baselines = [r for r in results if r["method"] == "vae" and r.get("evaluation")]
     versus = ["bound - VAE's"] if baselines else []
     columns = ["run", "data", "method", "bound", *versus, "NLL", "bound below NLL by", "ESS", "evaluations", "seconds"]
-    ordered = sorted(results, key=lambda r: (*kind(r), (r.get("evaluation") or {}).get("nll", math.inf)))
+    ordered = sorted(results, key=lambda r: (*kind(r), _finite(r, "nll", math.inf)))
     return columns, [_row(result, baselines) for result in ordered]
 
 
@@ -131,13 +131,26 @@ def _row(result: Result, baselines: list[Result]) -> list[Cell]:
         *([versus] if baselines else []),
         _measured(measured, "nll"),
         _measured(measured, "gap"),
-        Cell(f"{measured['ess']:.1f} of {measured['num_samples']}", measured["ess"] / measured["num_samples"]),
+        _share(number(measured.get("ess")), number(measured.get("num_samples"))),
         *cost,
     ]
 
 
 def _measured(measured: dict[str, Any], key: str) -> Cell:
-    return Cell(f"{measured[key]:.2f} ± {measured[f'{key}_se']:.2f}", measured[key])
+    value, error = number(measured.get(key)), number(measured.get(f"{key}_se"))
+    if value is None:
+        return Cell("not finite")
+    return Cell(f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}"), value)
+
+
+def _share(ess: float | None, chains: float | None) -> Cell:
+    return Cell("unknown") if ess is None or not chains else Cell(f"{ess:.1f} of {chains:.0f}", ess / chains)
+
+
+def _finite(result: Result, key: str, otherwise: float) -> float:
+    """A number of the evaluation; of a run that was not evaluated, or diverged, something else."""
+    value = number((result.get("evaluation") or {}).get(key))
+    return otherwise if value is None else value
 
 
 def _number(value: float | None) -> str:
@@ -214,8 +227,8 @@ def answers(results: list[Result]) -> list[Answer]:
     """Which method explains held-out data best, by how much and at what cost: a paragraph per set of images."""
     sets = dict[tuple[str, ...], dict[str, list[Result]]]()
     for result in results:
-        if result.get("evaluation"):
-            images = (*kind(result), result["evaluation"]["split"], str(result["evaluation"]["num_images"]))
+        if all(math.isfinite(_finite(result, key, math.nan)) for key in ("nll", "nll_se", "bound", "num_images")):
+            images = (*kind(result), str(result["evaluation"].get("split")), str(result["evaluation"]["num_images"]))
             sets.setdefault(images, {}).setdefault(describe(result), []).append(result)
     return [_answer(images, methods) for images, methods in sorted(sets.items())]
 

@@ -132,8 +132,8 @@ def _certificate(run: Run) -> str:
         return f"Not evaluated. Next: mcvae evaluate {run.folder}"
     try:
         return certificate(run.name, run.evaluation)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run.folder / 'result.json'} has an evaluation that cannot be read: {error}.") from None
+    except (KeyError, TypeError):  # a model that diverged has no such numbers
+        return f"The evaluation is not complete: {run.evaluation.get('verdict', 'it has no verdict')}"
 
 
 def _reproduction(found: Reproduction) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Charts of runs: training, transitions, K, cost and weights."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -93,11 +94,17 @@ def _against_steps(runs: list[Run]) -> list[Chart]:
         series = []
         for index, (name, line) in enumerate(lines.items()):
             ordered = sorted(line, key=_steps)
-            values = [run.result["evaluation"] for run in ordered]
             x = [float(_steps(run)) for run in ordered]
-            series.append(Series(name, index, x, [v[key] for v in values], [v[f"{key}_se"] for v in values]))
+            series.append(Series(name, index, x, *_values(ordered, key)))
         charts.append(chart(title, "K", f"{key.replace('nll', 'NLL')}, nats", series))
     return _present(charts)
+
+
+def _values(runs: list[Run], key: str) -> tuple[list[float], list[float]]:
+    """A figure of evaluations, and its standard errors; NaN where unknown."""
+    measured = [run.evaluation or {} for run in runs]
+    values, errors = ([number(m.get(name)) for m in measured] for name in (key, f"{key}_se"))
+    return [math.nan if v is None else v for v in values], [math.nan if e is None else e for e in errors]
 
 
 def _annealed(run: Run) -> bool:
@@ -126,7 +133,7 @@ def _against_cost(runs: list[Run], style: dict[str, int]) -> list[Chart]:
         charts.append(chart(title, label, "bound, nats", lines, log_x=True, cut_start=True))
     for label, cost in costs.items():
         points = [
-            Series(run.name, style[run.name], [x], [run.evaluation["nll"]], [run.evaluation["nll_se"]])
+            Series(run.name, style[run.name], [x], *_values([run], "nll"))
             for run in runs
             if run.evaluation and run.metrics and (x := cost(run, run.metrics[-1]))
         ]
@@ -144,7 +151,7 @@ def _weights(runs: list[Run], style: dict[str, int]) -> list[Chart]:
             total = sum(found["counts"]) or 1
             weights.append(Series(run.name, style[run.name], middle, [100 * n / total for n in found["counts"]]))
         for column, unit, low, high, to in (
-            ("ess", measured.get("num_samples", 1), 0.0, 1.0, sizes),
+            ("ess", number(measured.get("num_samples")) or 1.0, 0.0, 1.0, sizes),
             ("pareto_k", 1, -0.5, 1.5, shapes),
         ):
             known = [value / unit for row in run.images if (value := number(row.get(column))) is not None]
