@@ -168,6 +168,37 @@ def test_evaluating_changes_nothing_and_repeats(finished):
     assert {k: v for k, v in first.items() if k != "seconds"} == {k: v for k, v in second.items() if k != "seconds"}
 
 
+def test_snapshots_are_the_weights_of_their_epoch_and_are_evaluated_in_their_folder(tmp_path):
+    config = configuration(tmp_path / "long")
+    config.run.snapshots = [1]
+    config.optimizer.milestones = []
+    train(config)
+    short = configuration(tmp_path / "short", epochs=1)
+    short.optimizer.milestones = []
+    train(short)
+    assert weights(tmp_path / "long" / "epochs" / "1") == weights(tmp_path / "short")
+    found = evaluate_run(tmp_path / "long", epoch=1, num_steps=2, num_samples=2, limit=10, simulated=0)
+    assert read_json(tmp_path / "long" / "epochs" / "1" / "result.json")["evaluation"] == found
+    assert "evaluation" not in read_json(tmp_path / "long" / "result.json")
+    with pytest.raises(RunError, match="epochs/2"):
+        evaluate_run(tmp_path / "long", epoch=2)
+    config.run.snapshots = [3]
+    with pytest.raises(ValueError, match="--run.snapshots must lie between 1 and --run.epochs 2"):
+        train(config)
+
+
+def test_a_limited_evaluation_sees_the_whole_split(finished, monkeypatch):
+    from mcvae.training import evaluation as module
+
+    seen = []
+    original = module.batches
+    monkeypatch.setattr(module, "batches", lambda *a, **k: seen.append(a[0].test) or original(*a, **k))
+    evaluate_run(finished, num_steps=2, num_samples=2, limit=10, simulated=0)
+    from mcvae.data import load_images
+
+    torch.testing.assert_close(seen[0], load_images("digits").test[::30])
+
+
 def command(*arguments, **options):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -235,7 +266,7 @@ def test_a_half_written_checkpoint_is_never_read(tmp_path):
         def __reduce__(self):
             raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RunError, match="could not write .*last.ckpt: disk full. Nothing that was there before is lost"):
         AtomicCheckpoints().save_checkpoint({"step": 2, "tensor": torch.zeros(1000), "bad": Explosive()}, path)
     assert AtomicCheckpoints().load_checkpoint(path) == {"step": 1}
     assert list(tmp_path.iterdir()) == [path]

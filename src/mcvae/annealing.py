@@ -31,6 +31,8 @@ class Trajectory(NamedTuple):
     """Standard deviation of ∇ log p over samples and batch, before each step, `[K, D]`; None without scores."""
     nonfinite: Tensor
     """Chains that met a density they could not evaluate, `[S, B]`, bool."""
+    score_mean: Tensor | None = None
+    """Mean of ∇ log p, as `score_std`: what it takes to pool the spread of several batches."""
 
 
 def anneal(
@@ -75,11 +77,12 @@ def anneal(
     log_weight = -bridge.log_density(state.point, start)
     log_accept = torch.zeros_like(log_weight)
     nonfinite = log_weight.isnan()
-    acceptance, score_std = [], []
+    acceptance, score_std, score_mean = [], [], []
     for kernel, beta, step_size in zip(kernels, betas, step_sizes, strict=True):
         alive = state.point.log_p > -torch.inf  # others cannot move, and have no weight
         if state.point.score_p is not None:
             score_std.append(state.point.score_p.detach().std((0, 1), correction=0))
+            score_mean.append(state.point.score_p.detach().mean((0, 1)))
         state, log_ratio, log_accept_k, alpha, failed = kernel(bridge, state, beta, step_size, generator=generator)
         broken = log_ratio.isnan()
         nonfinite = nonfinite | broken if failed is None else nonfinite | broken | failed
@@ -94,6 +97,7 @@ def anneal(
         acceptance=torch.stack(acceptance) if acceptance else log_weight.new_zeros(0, z.shape[1]),
         score_std=torch.stack(score_std) if len(score_std) == len(kernels) > 0 else None,
         nonfinite=nonfinite | log_weight.isnan(),
+        score_mean=torch.stack(score_mean) if len(score_mean) == len(kernels) > 0 else None,
     )
 
 

@@ -1,7 +1,8 @@
 """The command line. Every command is a typed function; torch is imported when one runs, not before."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -12,6 +13,7 @@ from mcvae.training.config import (
     MethodConfig,
     ModelConfig,
     OptimizerConfig,
+    Option,
     RunConfig,
     TrainConfig,
 )
@@ -25,7 +27,7 @@ def train(
     method: MethodConfig = MethodConfig(),  # noqa: B008
     optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
     run: RunConfig = RunConfig(),  # noqa: B008
-    trainer: dict[str, Any] | None = None,
+    trainer: dict[str, Option] | None = None,
     resume: str | None = None,
 ) -> None:
     """Train a model: mcvae train --data mnist --method l-mcvae.
@@ -64,6 +66,9 @@ def evaluate_runs(
     memory: str = "1GB",
     device: str = "cpu",
     seed: int | None = None,
+    epoch: int | None = None,
+    processes: int = 1,
+    shard: str = "0/1",
 ) -> None:
     """Measure likelihood (AIS with HMC: pilot, freeze, run) and bound of trained runs on held-out images.
 
@@ -79,13 +84,17 @@ def evaluate_runs(
         spacing: of the temperatures.
         tolerance: in nats, for auto and for verdicts.
         max_steps: most temperatures that auto may take.
-        limit: evaluate only so many images.
+        limit: evaluate only so many images, evenly spaced in the split.
         simulated: images to simulate from the model for bounds from both sides; 0 for none.
         compare_iwae: also estimate by importance sampling at equal cost, which doubles the time.
         tuning: tuning.json of another evaluation, instead of a pilot.
         memory: for activations, such as 500MB or 4GB.
         device: such as cpu or cuda.
         seed: that of the run if not given.
+        epoch: evaluate the weights after this epoch, one of --run.snapshots, instead of the last.
+        processes: share the batches among so many processes of this machine; with --device cuda each takes one GPU.
+        shard: 2/8 evaluates the batches 2, 10, 18, ... and leaves them in the run folder, so that eight machines can
+            share the work as 0/8 to 7/8; without it, afterwards, they are put together.
     """
     from rich.console import Console
     from rich.progress import track
@@ -93,14 +102,27 @@ def evaluate_runs(
     from mcvae.report.compare import certificate, collect, show
     from mcvae.training.evaluation import evaluate_run
 
-    collect(folders)
+    collect(folders, skip_unfinished=epoch is not None)
     options = {name: value for name, value in locals().items() if name in signature(evaluate_runs).parameters}
-    options |= {"memory": _bytes(memory)}
+    options |= {"memory": _bytes(memory), "shard": _fraction(shard)}
     for folder in options.pop("folders"):
         shown = Console(stderr=True)
         wrap = partial(track, description=folder, disable=not sys.stderr.isatty(), console=shown)
-        print(certificate(folder, evaluate_run(folder, **options, progress=wrap)))
-    show(collect(folders))
+        found = evaluate_run(folder, **options, progress=wrap)
+        if shard == "0/1":
+            print(certificate(folder, found))
+        else:
+            print(f"{folder}: shard {shard} is done. When all are, leave out --shard to put them together.")
+    if epoch is None:
+        show(collect(folders))
+
+
+def _fraction(text: str) -> tuple[int, int]:
+    """2/8 as two numbers."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise ValueError(f"--shard must be one of 0/N, 1/N, ... up to N - 1, got {text!r}.")
+    return int(part), int(parts)
 
 
 def _bytes(text: str) -> float:
@@ -128,15 +150,19 @@ def sample(folder: str, number: int = 64, out: str | None = None, seed: int = 0)
     from mcvae.training.callbacks import mean_images
     from mcvae.training.files import load, read_json
     from mcvae.training.pictures import save_grid
+    from mcvae.training.storage import RunFolder, check_links, top_level
 
     if number < 1:
         raise ValueError(f"--number must be at least 1, got {number}.")
-    model = load(folder)
-    latent_dim = read_json(Path(folder) / "model.json")["model"]["latent_dim"]
-    path = Path(out) if out else Path(folder) / "pictures" / "drawn.png"
+    home = RunFolder(folder, top_level)
+    check_links(home.path)
+    model = load(home.path)
+    latent_dim = read_json(home.path / "model.json")["model"]["latent_dim"]
+    path = Path(out) if out else home.path / "pictures" / "drawn.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_grid(mean_images(model, number, latent_dim, seed), path)
-    print(path)
+    home.push()
+    print(out or f"{folder}/pictures/drawn.png")
 
 
 def compare(folders: list[str]) -> None:
@@ -189,6 +215,105 @@ def demo(folder: str = "runs/demo", epochs: int = 60, seed: int = 0) -> None:
     print(f"All of it, with pictures, as a page: mcvae report {folder}")
 
 
+def reproduce_paper(
+    name: str,
+    preset: Literal["quick", "paper"] = "quick",
+    protocol: Literal["clean", "paper"] = "clean",
+    seeds: int | None = None,
+    methods: list[str] | None = None,
+    epochs: list[int] | None = None,
+    limit: int | None = None,
+    out: str = "reproduction",
+    workers: int = 1,
+    retries: int = 1,
+    collect: bool = False,
+) -> None:
+    """Reproduce a table or figure of the paper: mcvae reproduce toy-posterior.
+
+    Finished cells are not run again and interrupted ones go on where they were.
+
+    Args:
+        name: toy-posterior, toy-parameters, ppca, mnist, celeba, cifar10, k-sweep, training-curves, or all.
+        preset: quick shows the effect within minutes on two cores (digits instead of MNIST); paper is the real thing.
+        protocol: clean, or what the paper states (plain Adam, its short likelihood estimator).
+        seeds: how many; the preset's choice if not given.
+        methods: only these, such as [vae,l-mcvae-linear-k5] (images).
+        epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
+        limit: test images to evaluate on; the preset's choice if not given (images).
+        out: folder of all reproductions.
+        workers: processes; cores are shared among them.
+        retries: how often a failed cell is tried again.
+        collect: run nothing; table and figure of what is there, unfinished training included.
+    """
+    from mcvae.experiments.reproduce import EXPERIMENTS, Options, reproduce
+    from mcvae.report.present import present
+    from mcvae.sweep import SweepError
+
+    if name != "all" and name not in EXPERIMENTS:
+        raise ValueError(f"unknown experiment {name!r}; known are {', '.join(EXPERIMENTS)}, all.")
+    for option, number, least in (("seeds", seeds, 1), ("limit", limit, 2), ("workers", workers, 0)):
+        if number is not None and number < least:
+            raise ValueError(f"--{option} must be at least {least}, got {number}.")
+    options = Options(
+        preset, protocol, seeds, tuple(methods) if methods else None, tuple(epochs) if epochs else None, limit
+    )
+    command = "mcvae " + " ".join(sys.argv[1:])
+    failed = []
+    for each in EXPERIMENTS if name == "all" else [name]:
+        try:
+            with live_table(each) as show:
+                folder = reproduce(
+                    each,
+                    options,
+                    Path(out),
+                    workers=workers,
+                    retries=retries,
+                    collect=collect,
+                    command=command,
+                    show=show,
+                )
+        except SweepError as error:
+            if name != "all":
+                raise
+            failed.append(each)
+            print(f"{each}: {error}", file=sys.stderr)
+            continue
+        for path in present(folder):
+            print(path)
+    if failed:
+        raise SweepError(f"not reproduced: {', '.join(failed)}.")
+
+
+@contextmanager
+def live_table(title: str) -> Iterator[Callable[[Any], None]]:
+    """A function that shows how far cells are: a table on a terminal, else a line whenever something changes."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    if not sys.stderr.isatty():
+        seen = dict[str, str]()
+
+        def lines(progress: Any) -> None:
+            for cell in progress:
+                if seen.get(cell.name, "queued") != cell.status:
+                    print(f"{cell.name}: {cell.status} {cell.detail}".rstrip(), file=sys.stderr, flush=True)
+                seen[cell.name] = cell.status
+
+        yield lines
+        return
+    with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
+
+        def rows(progress: Any) -> None:
+            done = sum(cell.status == "done" for cell in progress)
+            table = Table("cell", "status", "", title=f"{title}: {done} of {len(progress)} done")
+            for cell in [c for c in progress if c.status in ("running", "failed")][:30]:
+                table.add_row(cell.name, cell.status, cell.detail)
+            live.update(table)
+
+        yield rows
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate_runs,
@@ -197,6 +322,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": write_report,
     "methods": methods,
     "demo": demo,
+    "reproduce": reproduce_paper,
 }
 SHORTHANDS = ("--data", "--method")
 """Options whose plain value is a name: --data mnist means --data.name mnist."""
@@ -226,9 +352,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def build_parser() -> Any:
     """The parser of all commands, with a subparser each."""
+    from importlib.metadata import version
+
     from jsonargparse import ArgumentParser
 
-    parser = ArgumentParser(prog="mcvae", description="Monte Carlo variational auto-encoders.")
+    parser = ArgumentParser(
+        prog="mcvae", description="Monte Carlo variational auto-encoders.", version=f"mcvae {version('mcvae')}"
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subcommands(required=True, dest="command")
     for name, function in COMMANDS.items():
@@ -256,7 +386,7 @@ def _expand(arguments: list[str]) -> list[str]:
 
 def _is_users_mistake(error: Exception) -> bool:
     """Errors that are written for a person; anything else is ours and shows its traceback."""
-    plain = {"DataError", "RunError", "DivergedError", "MisconfigurationException"}
+    plain = {"DataError", "RunError", "SweepError", "DivergedError", "MisconfigurationException"}
     return type(error).__name__ in plain or isinstance(error, ValueError | OSError)
 
 

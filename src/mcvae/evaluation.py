@@ -104,6 +104,8 @@ def evaluate(
     memory: float = 1e9,
     seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
+    shard: tuple[int, int] = (0, 1),
+    keep: bool = False,
     progress: Callable[[Iterable[Any]], Iterable[Any]] | None = None,
 ) -> Evaluation:
     """Estimate log p(x) of every datum by annealed importance sampling, with what is needed to believe it.
@@ -124,6 +126,9 @@ def evaluate(
         seed: of everything random. The noise of a datum depends on the batch it is in.
         folder: where to save finished batches, so that an interrupted evaluation goes on when it is called again with
             the same data and settings.
+        shard: (k, n) for batches k, k + n, k + 2n, … only, so that n processes can share the work. They leave them in
+            `folder`, where a call without `shard` finds them: it computes what is missing and sums up.
+        keep: leave the saved batches in `folder`, to be removed by `remove_saved` when the results are safe.
         progress: wraps the batches, such as a progress bar.
 
     >>> from mcvae.models import PPCA
@@ -137,14 +142,19 @@ def evaluate(
     settings = PROTOCOLS[protocol] if isinstance(protocol, str) else protocol
     like = next(model.parameters(), torch.empty(0))
     runner = _Runner(model, objective, settings, kernel, tuning, compare_iwae, memory, seed, like)
+    part, parts = shard
+    if not 0 <= part < parts:
+        raise ValueError(f"a shard is (k, n) with 0 <= k < n, got {shard}.")
     saved = None
     if folder is not None:
         described: dict[str, str | bool] = {"kernel": str(kernel), "tuning": str(tuning), "compare_iwae": compare_iwae}
-        saved = _Saved(folder, settings, seed, **described, model=_fingerprint(*model.state_dict().values()))
+        saved = _Saved(folder, shard, settings, seed, **described, model=_fingerprint(*model.state_dict().values()))
     with torch.no_grad():
         work = enumerate(_batches(data, like))
         for index, x in progress(work) if progress is not None else work:
             runner.see(x)
+            if index % parts != part:
+                continue
             done = saved.read(index, x, runner) if saved is not None else None
             if done is None:
                 runner.prepare()
@@ -158,8 +168,8 @@ def evaluate(
         summary = runner.summary(simulated)
     for number, row in enumerate(runner.table):
         row["image"] = number
-    if saved is not None:
-        saved.clear()
+    if folder is not None and parts == 1 and not keep:
+        remove_saved(folder)
     return Evaluation(runner.table, summary, runner.plan.tuning)
 
 
@@ -443,29 +453,40 @@ def _fingerprint(*tensors: Tensor) -> str:
 
 
 class _Saved:
-    """Finished batches on disk: a line of JSON each, after one with the settings."""
+    """Finished batches on disk: a line of JSON each, after one with the settings. Each shard has a file of its own."""
 
-    def __init__(self, folder: str | os.PathLike[str], protocol: Protocol, seed: int, **described: str | bool):
-        self.path = File(folder) / "evaluation.partial"
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        shard: tuple[int, int],
+        protocol: Protocol,
+        seed: int,
+        **described: str | bool,
+    ):
+        part, parts = shard
+        self.path = File(folder) / ("evaluation.partial" if parts == 1 else f"evaluation-{part}-of-{parts}.partial")
         self.settings = json.loads(json.dumps(asdict(protocol) | {"seed": seed, "edges": WEIGHT_EDGES} | described))
-        self.done = dict[int, dict[str, Any]]()
-        if self.path.exists():
-            self._load()
+        self.done = dict[tuple[int, str], dict[str, Any]]()
+        for path in _saved_files(folder):
+            entries = self._load(path)
+            self.done |= {(entry["batch"], entry["data"]): entry for entry in entries}
+            if path == self.path:  # without a torn line, and without what is of no use
+                scratch = path.with_name(f".{path.name}")
+                scratch.write_text("".join(json.dumps(line) + "\n" for line in [self.settings, *entries]))
+                os.replace(scratch, path)
 
-    def _load(self) -> None:
+    def _load(self, path: File) -> list[dict[str, Any]]:
         lines = []
-        for line in self.path.read_text().splitlines():
+        for line in path.read_text().splitlines():
             try:
                 lines.append(json.loads(line))
             except json.JSONDecodeError:  # the line at which it was interrupted
                 break
-        if lines and lines[0] == self.settings:
-            self.done = {entry["batch"]: entry for entry in lines[1:]}
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in [self.settings, *self.done.values()]))
+        return lines[1:] if lines and lines[0] == self.settings else []
 
     def read(self, index: int, x: Tensor, runner: _Runner) -> list[dict[str, Any]] | None:
-        entry = self.done.get(index)
-        if entry is None or entry["data"] != _fingerprint(x):  # another split, or another limit
+        entry = self.done.get((index, _fingerprint(x)))  # not that of another split, or another limit
+        if entry is None:
             return None
         runner.chosen = entry["num_steps"], entry["moved"]
         rows: list[dict[str, Any]] = entry["rows"]
@@ -474,16 +495,27 @@ class _Saved:
     def write(self, index: int, x: Tensor, rows: list[dict[str, Any]], runner: _Runner) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = not self.path.exists()
-        with open(self.path, "a") as file:
-            if fresh:
-                file.write(json.dumps(self.settings) + "\n")
-            entry = {"batch": index, "data": _fingerprint(x), "num_steps": runner.num_steps, "moved": runner.moved}
-            file.write(json.dumps(entry | {"rows": rows}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(self.path, "a") as file:
+                if fresh:
+                    file.write(json.dumps(self.settings) + "\n")
+                entry = {"batch": index, "data": _fingerprint(x), "num_steps": runner.num_steps, "moved": runner.moved}
+                file.write(json.dumps(entry | {"rows": rows}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            reason = f"finished batches are kept, but no more can be: {error.strerror}"
+            raise OSError(error.errno, reason, self.path) from error
 
-    def clear(self) -> None:
-        self.path.unlink(missing_ok=True)
+
+def _saved_files(folder: str | os.PathLike[str]) -> list[File]:
+    return sorted(path for path in File(folder).glob("evaluation*.partial") if path.is_file())
+
+
+def remove_saved(folder: str | os.PathLike[str]) -> None:
+    """Remove finished batches, those of all shards."""
+    for path in _saved_files(folder):
+        path.unlink(missing_ok=True)
 
 
 def write_table(evaluation: Evaluation, path: str | os.PathLike[str]) -> None:

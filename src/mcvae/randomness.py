@@ -1,34 +1,67 @@
 """Random numbers from an explicit `torch.Generator`, leaving the global stream untouched."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Generator, Tensor
 from torch.distributions import Distribution
 
-__all__ = ["draw", "seeded_generator", "standard_normal", "uniform"]
+__all__ = ["SharedGenerator", "draw", "seeded_generator", "standard_normal", "uniform"]
 
 
-def seeded_generator(*parts: int | str | None, device: torch.device | str = "cpu") -> Generator:
+class SharedGenerator(Generator):
+    """One stream for a batch that processes share in equal parts: each draws for all and keeps what is its own.
+
+    So the noise of a row depends on its place in the whole batch, not on how many processes there are. Everything
+    drawn from it is `[S, B, ...]`, with the rows of this process in the second dimension.
+
+    >>> whole = standard_normal(torch.empty(3, 4, 2), seeded_generator("noise"))
+    >>> second = seeded_generator("noise", rank=1, world_size=2)
+    >>> torch.equal(standard_normal(torch.empty(3, 2, 2), second), whole[:, 2:])
+    True
+    """
+
+    rank: int
+    """Which part of the batch this process has."""
+    world_size: int
+    """Number of parts."""
+
+
+def seeded_generator(
+    *parts: int | str | None, device: torch.device | str = "cpu", rank: int = 0, world_size: int = 1
+) -> Generator:
     """A generator whose seed is a stable function of `parts`: a random stream that can be entered anywhere.
+
+    With several processes it is a `SharedGenerator`.
 
     >>> seeded_generator("noise", 3, 14).initial_seed() == seeded_generator("noise", 3, 14).initial_seed()
     True
     """
     digest = hashlib.sha256(repr(parts).encode()).digest()
-    return Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+    generator = Generator(device)
+    if world_size > 1:
+        generator = shared = SharedGenerator(device)
+        shared.rank, shared.world_size = rank, world_size
+    return generator.manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def standard_normal(like: Tensor, generator: Generator | None) -> Tensor:
     """Innovation noise $u \\sim N(0, I)$ with the shape, type and device of `like`."""
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+    return _noise(torch.randn, like, generator)
 
 
 def uniform(like: Tensor, generator: Generator | None) -> Tensor:
     """Uniform noise in [0, 1) with the shape, type and device of `like`."""
-    return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+    return _noise(torch.rand, like, generator)
+
+
+def _noise(sampler: Callable[..., Tensor], like: Tensor, generator: Generator | None) -> Tensor:
+    options = {"generator": generator, "dtype": like.dtype, "device": like.device}
+    if not isinstance(generator, SharedGenerator):
+        return sampler(like.shape, **options)
+    return sampler((like.shape[0], generator.world_size, *like.shape[1:]), **options)[:, generator.rank]
 
 
 def draw(distribution: Distribution, shape: tuple[int, ...], generator: Generator | None) -> Tensor:
@@ -38,8 +71,11 @@ def draw(distribution: Distribution, shape: tuple[int, ...], generator: Generato
     stream for this one draw and the stream is put back afterwards.
     """
     size = torch.Size(shape)
+    if isinstance(generator, SharedGenerator):  # as many rows as all processes have together
+        distribution = distribution.expand((generator.world_size, *distribution.batch_shape))
     with _seeded_by(generator):
-        return distribution.rsample(size) if distribution.has_rsample else distribution.sample(size)
+        z = distribution.rsample(size) if distribution.has_rsample else distribution.sample(size)
+    return z.select(len(size), generator.rank) if isinstance(generator, SharedGenerator) else z
 
 
 @contextmanager

@@ -18,8 +18,9 @@ class Batches:
     (seed, epoch, i), and a last incomplete batch is dropped, unless it is the only one. With `epoch=None`, for
     evaluation: images come in their order, all of them, with noise that depends on (seed, i), the same every time.
 
-    Processes share a batch: its noise is drawn as a whole, then it is cut into `world_size` consecutive parts, of
-    sizes that differ by one at most. All ranks together yield exactly what one process does.
+    Processes share a training batch: its noise is drawn as a whole, then it is cut into `world_size` consecutive parts
+    of the same size. Evaluation batches are dealt out whole: batch i goes to rank i mod `world_size`, and the others
+    get none of its rows. All ranks together yield exactly what one process does, in the same number of batches.
 
     Args:
         pixels: uint8 images `[N, C, H, W]`.
@@ -59,11 +60,10 @@ class Batches:
         self.pixels, self.batch_size, self.transform = pixels, batch_size, transform
         self.seed, self.epoch = int(seed), None if epoch is None else int(epoch)  # plain numbers, since they are hashed
         self.rank, self.world_size = rank, world_size
-        last = len(pixels) - (len(self) - 1) * batch_size if len(self) else batch_size
-        if last < world_size:  # a process without images would have one batch less, and others wait for it
+        if epoch is not None and 0 < len(pixels) < batch_size and len(pixels) % world_size:
             raise ValueError(
-                f"{len(pixels)} images in batches of {batch_size} leave {last} for the last batch, too few for "
-                f"{world_size} processes. Choose another batch_size, fewer processes, or another number of images."
+                f"the only batch has {len(pixels)} images, which {world_size} processes cannot share evenly. Choose a "
+                "batch_size that is not larger, or another number of images."
             )
 
     def __len__(self) -> int:
@@ -78,4 +78,7 @@ class Batches:
             rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
             pixels = self.pixels[rows] if order is None else self.pixels[order[rows]]
             batch = self.transform(pixels, seeded_generator("noise", self.seed, self.epoch, index))
-            yield batch.tensor_split(self.world_size)[self.rank]
+            if self.epoch is not None:
+                yield batch.tensor_split(self.world_size)[self.rank]
+            else:
+                yield batch if index % self.world_size == self.rank else batch[:0]

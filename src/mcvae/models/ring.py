@@ -46,7 +46,7 @@ class Ring(nn.Module):
         mean = (self.log_xi.exp() * (radius + self.zeta)).unsqueeze(-1)
         return Independent(Normal(mean, torch.full_like(mean, self.sigma)), 1)
 
-    def log_evidence(self, x: Tensor) -> Tensor:
+    def log_evidence(self, x: Tensor, num_points: int = 20001) -> Tensor:
         """log p(x) for x `[B, 1]`, by quadrature over the radius ‖z‖, which has a chi distribution."""
         half = self.latent_dim / 2
         normaliser = (1 - half) * math.log(2) - math.lgamma(half)
@@ -57,7 +57,7 @@ class Ring(nn.Module):
             return log_chi.unsqueeze(-1) + self._likelihood(radius.unsqueeze(-1)).log_prob(x)
 
         farthest = self.latent_dim**0.5 + 12.0  # the chi density beyond is below exp(-72)
-        return log_integral(log_joint_of_radius, 1e-9, farthest, num_points=20001)
+        return log_integral(log_joint_of_radius, 1e-9, farthest, num_points)
 
     def log_posterior(self, x: Tensor, z: Tensor) -> Tensor:
         """log p(z | x) for x `[B, 1]` and z `[N, B, d]`, normalised: for a grid, or a divergence."""

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mcvae.report.read import number, read_json, read_rows
+from mcvae.report.read import number, read_rows
+from mcvae.training.storage import RunFolder, read_json
 
 __all__ = [
     "Answer",
@@ -34,6 +35,10 @@ _KIND = ("data", "transform", "likelihood")
 """What must agree for likelihoods to be comparable: densities and probabilities, of the same data."""
 
 
+_FILES = ("config.yaml", "result.json", "evaluation.csv")
+"""What is read of a run."""
+
+
 def collect(folders: list[str], *, skip_unfinished: bool = False) -> list[Result]:
     """Results of runs, each with its folder. A folder of run folders stands for those in it.
 
@@ -42,26 +47,27 @@ def collect(folders: list[str], *, skip_unfinished: bool = False) -> list[Result
         skip_unfinished: leave out runs without a result, with a note, instead of raising an error.
     """
     results = []
-    for folder in _runs(folders):
+    for folder, name in _runs(folders).items():
         path = folder / "result.json"
         if path.exists():
-            results.append({"folder": str(folder)} | read_json(path))
+            results.append(read_json(path) | {"folder": str(folder), "name": name})
         elif skip_unfinished:
-            print(f"{folder} is not finished; continue it with: mcvae train --resume {folder}")
+            print(f"{name} is not finished; continue it with: mcvae train --resume {name}")
         else:
-            raise FileNotFoundError(f"{folder} is not finished; continue it with: mcvae train --resume {folder}")
+            raise FileNotFoundError(f"{name} is not finished; continue it with: mcvae train --resume {name}")
     return results
 
 
-def _runs(folders: list[str]) -> list[Path]:
-    """The run folders among `folders` and directly inside them."""
-    runs: list[Path] = []
-    for folder in map(Path, folders):
+def _runs(places: list[str]) -> dict[Path, str]:
+    """The run folders among `places` and directly inside them, and what they are called."""
+    runs: dict[Path, str] = {}
+    for place in places:
+        folder = RunFolder(place, lambda name: name.rpartition("/")[2] in _FILES).path
         inside = [] if _is_run(folder) else sorted(path for path in folder.glob("*") if _is_run(path))
         if not inside and not _is_run(folder):
-            raise FileNotFoundError(f"{folder} is not a run folder: it has neither result.json nor config.yaml.")
-        runs += inside or [folder]
-    return list(dict.fromkeys(runs))
+            raise FileNotFoundError(f"{place} is not a run folder: it has neither result.json nor config.yaml.")
+        runs |= {path: f"{place.rstrip('/')}/{path.name}" for path in inside} or {folder: place}
+    return runs
 
 
 def _is_run(folder: Path) -> bool:

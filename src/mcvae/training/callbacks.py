@@ -1,9 +1,13 @@
 """What a run leaves behind while it trains: checkpoints, `metrics.csv`, pictures."""
 
 import csv
+import io
 import os
 import sys
 import time
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,36 +23,79 @@ from mcvae.randomness import draw, seeded_generator
 from mcvae.training.files import RunError, write_atomically
 from mcvae.training.module import VariationalTraining
 from mcvae.training.pictures import save_grid
+from mcvae.training.storage import RunFolder
 
-__all__ = ["AtomicCheckpoints", "Checkpoints", "HeldOutLikelihood", "Metrics", "Pictures"]
+__all__ = [
+    "AtomicCheckpoints",
+    "Checkpoints",
+    "HeldOutLikelihood",
+    "Metrics",
+    "Pictures",
+    "Snapshots",
+    "Upload",
+    "latest_checkpoint",
+]
 
 
 class AtomicCheckpoints(TorchCheckpointIO):
-    """Checkpoints appear whole or not at all, and are read back as tensors and plain containers only."""
+    """Checkpoints appear whole or not at all, and are read back as tensors and plain containers only.
+
+    The file is a zip archive with a checksum for every tensor, which torch itself does not look at; we do.
+    """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write to a temporary file and rename it."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, lambda temporary: torch.save(checkpoint, temporary))
+        write_atomically(target, lambda temporary: _save(checkpoint, temporary))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """Read without executing anything."""
+        """Verify the checksums and read, without executing anything."""
         try:
+            with zipfile.ZipFile(path) as records:
+                damaged = records.testzip()
+            if damaged is not None:
+                raise ValueError(f"the checksum of {damaged} is wrong")
             return torch.load(path, map_location=map_location, weights_only=True)
         except Exception as error:
-            raise RunError(
-                f"the checkpoint {path} cannot be read ({type(error).__name__}). Copy best.ckpt over it to go on from "
-                "there, or remove it to start the run again."
-            ) from error
+            reason = str(error).split("\n")[0][:200]
+            raise RunError(f"the checkpoint {path} cannot be read ({type(error).__name__}: {reason}).") from error
+
+
+def _save(checkpoint: dict[str, Any], path: Path) -> None:
+    buffer = io.BytesIO()  # torch's own writer does not say that a disk is full
+    torch.save(checkpoint, buffer)
+    path.write_bytes(buffer.getbuffer())
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that is sound; damaged ones are named and put aside. None if the run has none yet."""
+    names = [folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous", "best")]
+    found = [path for path in names if path.exists()]
+    for path in found:
+        try:
+            AtomicCheckpoints().load_checkpoint(path, map_location="cpu")
+            return path
+        except RunError as error:
+            print(f"warning: {error} It is kept as {path.stem}.damaged; trying an earlier one.", file=sys.stderr)
+            with suppress(FileNotFoundError):  # another process of the same run has been faster
+                os.replace(path, path.with_suffix(".damaged"))
+    if found:
+        raise RunError(
+            f"no checkpoint in {folder / 'checkpoints'} can be read. Restore one from a copy, or train again with "
+            f"mcvae train --config {folder / 'config.yaml'} --run.folder ANOTHER."
+        )
+    return None
 
 
 class Checkpoints(Checkpoint):
-    """`last.ckpt` after every epoch, `best.ckpt` at the best validation bound."""
+    """`last.ckpt` and `previous.ckpt` of the last two epochs, `best.ckpt` at the best validation bound."""
 
     def __init__(self, folder: Path):
         super().__init__()
-        self.last, self.best = folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "best.ckpt"
+        self.last, self.previous, self.best = (
+            folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous", "best")
+        )
         self.best_bound = -float("inf")
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,7 +112,38 @@ class Checkpoints(Checkpoint):
         if bound is not None and float(bound) > self.best_bound:
             self.best_bound = float(bound)
             trainer.save_checkpoint(self.best)
+        if trainer.is_global_zero and self.last.exists():
+            os.replace(self.last, self.previous)
         trainer.save_checkpoint(self.last)
+
+
+class Snapshots(Callback):
+    """Let `save` keep the weights after the given epochs."""
+
+    def __init__(self, epochs: list[int], save: Callable[[int], None]):
+        self.epochs, self.save = epochs, save
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save, if it is time."""
+        epoch = trainer.current_epoch + 1
+        if epoch in self.epochs and trainer.is_global_zero:
+            self.save(epoch)
+
+
+class Upload(Checkpoint):
+    """Copies the run to its URL after every epoch; what fails is tried again after the next."""
+
+    def __init__(self, home: RunFolder):
+        super().__init__()
+        self.home = home
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Copy."""
+        if trainer.is_global_zero:
+            try:
+                self.home.push()
+            except RunError as error:
+                print(f"warning: {error}", file=sys.stderr)
 
 
 class HeldOutLikelihood(Callback):

@@ -1,13 +1,14 @@
 """What a run is, as plain data: read from YAML and the command line, written to `config.yaml`. Imports no torch."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 __all__ = [
     "DataConfig",
     "MethodConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "Option",
     "RunConfig",
     "TrainConfig",
     "check",
@@ -104,6 +105,7 @@ class RunConfig:
         epochs: passes over the training images.
         seed: of everything random. The same seed gives the same run, bit for bit.
         folder: run folder; a name like runs/mnist-l-mcvae-k5-sigmoid-s0 if not given.
+        snapshots: epochs after which the weights are kept in epochs/, for `mcvae evaluate --epoch`.
         likelihood_every: epochs between AIS-HMC likelihoods of validation images; 0: never.
         pictures_every: epochs between sample and reconstruction pictures; 0: only at the end.
         log_every: optimiser steps between TensorBoard points.
@@ -114,11 +116,16 @@ class RunConfig:
     epochs: int = 10
     seed: int = 0
     folder: str | None = None
+    snapshots: list[int] = field(default_factory=list)
     likelihood_every: int = 0
     pictures_every: int = 0
     log_every: int = 50
     memory: Literal["normal", "low"] = "normal"
     compile: bool = False
+
+
+Option = bool | int | float | str | list[int] | None
+"""What an option of Lightning's Trainer may be: not Any, for which the parser imports what a file names."""
 
 
 @dataclass
@@ -130,7 +137,7 @@ class TrainConfig:
     method: MethodConfig = field(default_factory=MethodConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     run: RunConfig = field(default_factory=RunConfig)
-    trainer: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Option] = field(default_factory=dict)
 
 
 def default_folder(config: TrainConfig) -> str:
@@ -167,6 +174,10 @@ def check(config: TrainConfig) -> None:
     for name, (value, smallest) in least.items():
         if value is not None and value < smallest:
             raise ValueError(f"--{name} must be at least {smallest}, got {value}.")
+    if any(not 1 <= epoch <= config.run.epochs for epoch in config.run.snapshots):
+        raise ValueError(
+            f"--run.snapshots must lie between 1 and --run.epochs {config.run.epochs}, got {config.run.snapshots}."
+        )
     for name, number in {
         "model.sigma": config.model.sigma,
         "method.step_size": config.method.step_size,

@@ -19,6 +19,8 @@ METHODS = {
 
 def run_demo(folder: str, epochs: int, seed: int) -> list[str]:
     """Train, evaluate and return the run folders."""
+    if "://" in folder:
+        raise ValueError(f"--folder must be a folder of this machine, got {folder}.")
     runs = []
     for name, method in METHODS.items():
         run = Path(folder) / name

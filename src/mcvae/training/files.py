@@ -2,33 +2,36 @@
 
 import json
 import os
+from argparse import ArgumentError
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mcvae.estimator import AnnealedEstimator
 from mcvae.models import LatentVariableModel, build_model
-from mcvae.training.config import (
-    DataConfig,
-    MethodConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainConfig,
-)
+from mcvae.training.config import MethodConfig, ModelConfig, TrainConfig
 from mcvae.training.methods import build_objective
+from mcvae.training.storage import RunError, RunFolder, read_json, top_level
 
-__all__ = ["RunError", "load", "load_run", "read_config", "read_json", "save_model", "write_config", "write_json"]
+__all__ = [
+    "RunError",
+    "load",
+    "load_run",
+    "read_config",
+    "read_json",
+    "save_model",
+    "snapshot_folder",
+    "write_config",
+    "write_json",
+]
 
 Shape = tuple[int, int, int]
-
-
-class RunError(Exception):
-    """A run folder is not what it should be."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -39,6 +42,11 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"could not write {path}: {error}. Nothing that was there before is lost. Make space, or make the folder "
+            "writable, and go on."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -46,17 +54,6 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
     write_atomically(path, lambda p: p.write_text(json.dumps(content, indent=2, allow_nan=True) + "\n"))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise RunError(f"{path} does not exist. Is {path.parent} a run folder, and has the run finished?") from None
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is not valid JSON ({error}). Remove it, or restore it from a copy.") from None
-    return content
 
 
 def write_config(folder: Path, config: TrainConfig) -> None:
@@ -67,26 +64,23 @@ def write_config(folder: Path, config: TrainConfig) -> None:
 def read_config(folder: Path) -> TrainConfig:
     """Read `config.yaml` of a run."""
     path = folder / "config.yaml"
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TrainConfig)
     try:
         content = yaml.safe_load(path.read_text())
-        return TrainConfig(
-            data=DataConfig(**content["data"]),
-            model=ModelConfig(**content["model"]),
-            method=MethodConfig(**content["method"]),
-            optimizer=OptimizerConfig(**content["optimizer"]),
-            run=RunConfig(**content["run"]),
-            trainer=content["trainer"] or {},
-        )
+        return TrainConfig(**parser.instantiate(parser.parse_object(content)).as_dict())
     except FileNotFoundError:
         raise RunError(f"{folder} is not a run folder: it has no config.yaml.") from None
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise RunError(f"{path} cannot be read as the configuration of a run: {error}.") from None
+    except (yaml.YAMLError, ArgumentError, AttributeError, TypeError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"{path} cannot be read as the configuration of a run: {reason}.") from None
 
 
 def save_model(
     folder: Path, model: LatentVariableModel, objective: AnnealedEstimator, config: TrainConfig, shape: Shape
 ) -> None:
     """Write `model.safetensors` (weights and step sizes) and `model.json` (what to build them into)."""
+    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"objective.{name}": tensor for name, tensor in objective.state_dict().items()}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -95,9 +89,14 @@ def save_model(
     write_json(folder / "model.json", content)
 
 
+def snapshot_folder(folder: Path, epoch: int) -> Path:
+    """Where a run keeps its weights after an epoch; `load_run` reads them."""
+    return folder / "epochs" / str(epoch)
+
+
 def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator]:
     """The trained model and its estimator, from `model.json` and `model.safetensors`."""
-    folder = Path(folder)
+    folder = RunFolder(folder, top_level).path
     content = read_json(folder / "model.json")
     try:
         shape, described = tuple(content["shape"]), ModelConfig(**content["model"])
@@ -116,7 +115,7 @@ def load(folder: str | Path) -> LatentVariableModel:
     """The trained model of a run folder; executes nothing from its files.
 
     Args:
-        folder: such as "runs/digits-vae-s0".
+        folder: such as "runs/digits-vae-s0", or a URL.
     """
     return load_run(folder)[0]
 

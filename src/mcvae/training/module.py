@@ -25,7 +25,8 @@ class DivergedError(RuntimeError):
 class VariationalTraining(LightningModule):
     """Maximise a Monte Carlo bound by Adam.
 
-    Random numbers of a step are a function of (seed, epoch, batch, rank), so a resumed run continues bit for bit.
+    Random numbers of a step are a function of (seed, epoch, batch) and of a row's place in the batch that all processes
+    share in equal parts. So a resumed run continues bit for bit, and the number of processes does not matter.
 
     Args:
         model: what is trained.
@@ -72,24 +73,30 @@ class VariationalTraining(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """The loss of one batch; NaN, with a NaN gradient, where the model cannot be evaluated."""
+        estimate, seen = None, self._unknown(1 + self.num_steps)
         try:
             bridge = self.model.bridge(batch, **self.bridge_options)
-            estimate = self.objective(bridge, generator=self._generator("train", batch_idx))
+            estimate = self.objective(bridge, generator=self._generator("train", batch_idx, shared=True))
+            bound, acceptance = estimate.bound.mean(), estimate.trajectory.acceptance.mean(1)
+            seen = torch.cat([bound.unsqueeze(0), acceptance.to(bound)])
         except ValueError as error:
-            if _means_non_finite(error):
-                return self._no_loss()
-            raise
-        bound, acceptance = estimate.bound.mean(), estimate.trajectory.acceptance.mean(1)
-        if not bool(bound.isfinite()):
+            if not _means_non_finite(error):
+                raise
+        self._seen.append(seen)  # stays on the device until the epoch's end
+        if (self.global_step + 1) % self.log_every == 0:
+            self._log_step(seen)
+        if estimate is None or not bool(seen[0].isfinite()):
             return self._no_loss()
         self._estimate = estimate
-        self._seen.append(torch.cat([bound.unsqueeze(0), acceptance.to(bound)]))  # on the device until the epoch's end
-        if (self.global_step + 1) % self.log_every == 0:
-            self.log("step/bound", bound.float(), prog_bar=True)
-            if self.num_steps:
-                self.log("step/acceptance", acceptance.mean().float(), prog_bar=True)
-                self.log("step/step_size", self._step_sizes().mean())
         return estimate.loss.mean()
+
+    def _log_step(self, seen: Tensor) -> None:
+        bound, *accepted = _over_ranks(seen).mean(0).float()
+        if bool(bound.isfinite()):
+            self.log("step/bound", bound, prog_bar=True)
+            if self.num_steps:
+                self.log("step/acceptance", torch.stack(accepted).mean(), prog_bar=True)
+                self.log("step/step_size", self._step_sizes().mean())
 
     @property
     def num_steps(self) -> int:
@@ -99,6 +106,11 @@ class VariationalTraining(LightningModule):
     def _step_sizes(self) -> Tensor:
         """Of every transition, averaged over dimensions, `[K]`."""
         return self.objective.step_sizes().detach().float().reshape(self.num_steps, -1).mean(1)
+
+    def _unknown(self, number: int) -> Tensor:
+        """NaN, of the type that bounds have."""
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64  # Apple GPUs have no float64
+        return torch.full((number,), torch.nan, dtype=dtype, device=self.device)
 
     def _no_loss(self) -> Tensor:
         """NaN, with a NaN gradient: averaged over processes it makes all of them skip the step."""
@@ -138,42 +150,58 @@ class VariationalTraining(LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
         """Adapt the step sizes, on what all ranks saw together."""
         if self._estimate is not None:
-            trajectory = _over_ranks(self._estimate.trajectory)
+            trajectory = _pooled(self._estimate.trajectory)
             self.objective.adapt(self._estimate._replace(trajectory=trajectory))
             self._estimate = None
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """The bound of one validation batch; changes nothing."""
+        if not len(batch):  # it is another process's
+            return
         try:
             estimate = self.objective(self.model.bridge(batch), generator=self._generator("validation", batch_idx))
             self._validation.append(estimate.bound)
         except ValueError as error:
             if not _means_non_finite(error):
                 raise
-            self._validation.append(torch.full((len(batch),), torch.nan, device=self.device).double())
+            self._validation.append(self._unknown(len(batch)))
 
     def on_validation_epoch_end(self) -> None:
-        """Log the validation bound."""
-        if self._validation:
-            self.log("val_bound", torch.cat(self._validation).mean().float(), sync_dist=True, prog_bar=True)
-            self._validation.clear()
+        """Log the validation bound, the mean over the images of all processes."""
+        bounds = torch.cat([self._unknown(0), *self._validation])
+        total, number = _over_ranks(torch.stack([bounds.sum(), bounds.new_tensor(len(bounds))])).sum(0)
+        if number:
+            self.log("val_bound", (total / number).float(), prog_bar=True)
+        self._validation.clear()
 
     def on_train_epoch_end(self) -> None:
         """Log the means over the epoch's finite steps, and acceptance and step size of every transition."""
-        if self._seen:
-            bound, *accepted = torch.stack(self._seen).mean(0).float()
-            self.log("train_bound", bound, sync_dist=True)
+        seen = _over_ranks(torch.stack(self._seen)).mean(0) if self._seen else self._unknown(1).unsqueeze(0)
+        finite = seen[seen[:, 0].isfinite()]
+        if len(finite):
+            bound, *accepted = finite.mean(0).float()
+            self.log("train_bound", bound)
             if self.num_steps:
-                self.log("acceptance", torch.stack(accepted).mean(), sync_dist=True)
+                self.log("acceptance", torch.stack(accepted).mean())
                 self.log("step_size", self._step_sizes().mean())
                 for k, (rate, size) in enumerate(zip(accepted, self._step_sizes(), strict=True), 1):
-                    self.log(f"acceptance/{k}", rate, sync_dist=True)
+                    self.log(f"acceptance/{k}", rate)
                     self.log(f"step_size/{k}", size)
-            self._seen.clear()
+        self._seen.clear()
 
-    def _generator(self, purpose: str, batch_idx: int) -> torch.Generator:
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Remember how long training has been non-finite."""
+        checkpoint["skipped_in_a_row"] = self.skipped_in_a_row
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Recall it."""
+        self.skipped_in_a_row = checkpoint.get("skipped_in_a_row", 0)
+
+    def _generator(self, purpose: str, batch_idx: int, shared: bool = False) -> torch.Generator:
+        """Of a batch that this process has as a whole, or shares with the others."""
         epoch = self.current_epoch if purpose == "train" else 0
-        return seeded_generator(purpose, self.seed, epoch, batch_idx, self.global_rank, device=self.device)
+        place = {"rank": self.global_rank, "world_size": self.trainer.world_size} if shared else {}
+        return seeded_generator(purpose, self.seed, epoch, batch_idx, 0, device=self.device, **place)
 
 
 def _means_non_finite(error: ValueError) -> bool:
@@ -181,15 +209,24 @@ def _means_non_finite(error: ValueError) -> bool:
     return isinstance(error, NonFiniteDensityError) or str(error).startswith("Expected parameter")
 
 
-def _over_ranks(trajectory: Trajectory) -> Trajectory:
-    """Mean acceptance and score spread over all processes, so that every rank adapts alike."""
+def _over_ranks(values: Tensor) -> Tensor:
+    """The values of all processes, stacked: `[...] -> [world_size, ...]`."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return trajectory
-    acceptance = trajectory.acceptance.mean(1, keepdim=True)
-    torch.distributed.all_reduce(acceptance, torch.distributed.ReduceOp.SUM)
-    acceptance = acceptance / torch.distributed.get_world_size()
-    variance = None if trajectory.score_std is None else trajectory.score_std.square()
-    if variance is not None:
-        torch.distributed.all_reduce(variance, torch.distributed.ReduceOp.SUM)
-        variance = variance / torch.distributed.get_world_size()
-    return trajectory._replace(acceptance=acceptance, score_std=None if variance is None else variance.sqrt())
+        return values.unsqueeze(0)
+    parts = [torch.empty_like(values) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(parts, values.contiguous())
+    return torch.stack(parts)
+
+
+def _pooled(trajectory: Trajectory) -> Trajectory:
+    """What adapts step sizes, as if one process had the whole batch: every rank adapts alike."""
+    acceptance, log_weight = _over_ranks(trajectory.acceptance), _over_ranks(trajectory.log_weight.detach())
+    pooled = trajectory._replace(
+        acceptance=torch.cat([*acceptance], 1),  # [K, B]
+        log_weight=torch.cat([*log_weight], 1),  # [S, B]
+    )
+    if trajectory.score_std is None or trajectory.score_mean is None or len(acceptance) == 1:
+        return pooled
+    within = _over_ranks(trajectory.score_std).square().mean(0)
+    between = _over_ranks(trajectory.score_mean).var(0, correction=0)
+    return pooled._replace(score_std=(within + between).sqrt())

@@ -7,6 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mcvae.training.files import write_atomically
+
 __all__ = ["save_grid"]
 
 
@@ -31,4 +33,4 @@ def save_grid(images: Tensor, path: Path, columns: int | None = None, *, scale: 
         top, left = gap + (index // columns) * (height + gap), gap + (index % columns) * (width + gap)
         sheet[:, top : top + height, left : left + width] = image
     array = sheet[0].numpy() if channels == 1 else sheet.permute(1, 2, 0).numpy()
-    Image.fromarray(array).save(path)
+    write_atomically(path, lambda temporary: Image.fromarray(array).save(temporary, format="PNG"))

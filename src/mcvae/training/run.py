@@ -17,11 +17,30 @@ from lightning.pytorch.utilities import rank_zero_only
 import mcvae
 from mcvae.data import TRANSFORMS, Batches, Images, load_images
 from mcvae.estimator import AnnealedEstimator
-from mcvae.training.callbacks import AtomicCheckpoints, Checkpoints, HeldOutLikelihood, Metrics, Pictures
+from mcvae.training.callbacks import (
+    AtomicCheckpoints,
+    Checkpoints,
+    HeldOutLikelihood,
+    Metrics,
+    Pictures,
+    Snapshots,
+    Upload,
+    latest_checkpoint,
+)
 from mcvae.training.config import TrainConfig, check, default_folder, resolve
-from mcvae.training.files import RunError, build, read_config, read_json, save_model, write_config, write_json
+from mcvae.training.files import (
+    RunError,
+    build,
+    read_config,
+    read_json,
+    save_model,
+    snapshot_folder,
+    write_config,
+    write_json,
+)
 from mcvae.training.methods import METHODS
 from mcvae.training.module import VariationalTraining
+from mcvae.training.storage import RunFolder, check_links
 
 __all__ = ["BatchedImages", "build_trainer", "prepare", "train"]
 
@@ -59,17 +78,21 @@ def batches(
     return Batches(pixels, size, transform, seed=config.run.seed, epoch=epoch, rank=rank, world_size=ranks)
 
 
-def prepare(config: TrainConfig) -> tuple[TrainConfig, Images]:
-    """Load the images and settle everything that "auto" left open."""
+def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Images]:
+    """Load the images and settle everything that "auto" left open.
+
+    A configuration found in a run folder may be somebody else's: nothing is downloaded to the folder that it names.
+    """
     check(config)
     if config.method.name not in METHODS:
         raise ValueError(f"unknown method {config.method.name!r}; known are {', '.join(METHODS)}.")
-    images = load_images(config.data.name, config.data.root, validation=config.data.validation)
+    download = trusted or config.data.root is None
+    images = load_images(config.data.name, config.data.root, validation=config.data.validation, download=download)
     return resolve(config, images.shape, METHODS[config.method.name].flow), images
 
 
 def train(config: TrainConfig | None = None, *, resume: str | Path | None = None) -> Path:
-    """Train a model, or go on with an interrupted run; return the run folder.
+    """Train a model, or go on with an interrupted run; return the run folder, or the local copy of one at a URL.
 
     A finished run is not trained again. An interrupted one continues from its last complete epoch, bit for bit.
 
@@ -78,16 +101,18 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
         resume: folder of an interrupted run.
     """
     if resume is not None:
-        folder = Path(resume)
-        config = read_config(folder)
-        if _finished(folder):
-            print(f"{folder} is finished: {config.run.epochs} epochs. Nothing to do.")
-            return folder
+        home = RunFolder(resume)
+        check_links(home.path)
+        config = read_config(home.path)
+        if _finished(home.path):
+            print(f"{home.place} is finished: {config.run.epochs} epochs. Nothing to do.")
+            return home.path
     assert config is not None, "give a configuration or a run to resume"
-    config, images = prepare(config)
+    config, images = prepare(config, trusted=resume is None)
     if resume is None:
-        folder = Path(config.run.folder or default_folder(config))
-        config.run.folder = str(folder)
+        config.run.folder = config.run.folder or default_folder(config)
+        home = RunFolder(config.run.folder)
+    folder = home.path
     seed_everything(config.run.seed, verbose=False)
     model, objective = build(config.model, config.method, images.shape)
     module = VariationalTraining(
@@ -100,10 +125,19 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
         memory=config.run.memory,
         compile=config.run.compile,
     )
-    last = folder / "checkpoints" / "last.ckpt"
     metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
     held_out = next(iter(batches(images, config, "validation")), torch.empty(0)) if len(images.validation) else None
-    callbacks = [pictures, metrics, Checkpoints(folder)]  # a checkpoint remembers the row of its epoch
+    snapshots = Snapshots(
+        config.run.snapshots,
+        lambda epoch: save_model(snapshot_folder(folder, epoch), model, objective, config, images.shape),
+    )
+    callbacks = [
+        pictures,
+        snapshots,
+        metrics,
+        Checkpoints(folder),
+        Upload(home),
+    ]  # a checkpoint remembers the row of its epoch
     if held_out is not None:
         callbacks.insert(0, HeldOutLikelihood(held_out, config.run.likelihood_every, config.run.seed))
     trainer = build_trainer(config, folder, callbacks)
@@ -113,31 +147,34 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
             f"{trainer.world_size}; got {config.data.batch_size}."
         )
     if resume is None:
-        rank_zero_only(_create)(folder, config)  # other processes of a distributed run come here, too
-    checkpoint = last if resume is not None and last.exists() else None
-    _fit(trainer, module, BatchedImages(images, config), checkpoint, folder)
-    reached = metrics.rows[-1]["epoch"] if metrics.rows else 0
+        rank_zero_only(_create)(home, config)  # other processes of a distributed run come here, too
+    checkpoint = latest_checkpoint(folder) if resume is not None else None
+    _fit(trainer, module, BatchedImages(images, config), checkpoint, home.place)
+    if not trainer.is_global_zero:
+        return folder
+    reached, place = metrics.rows[-1]["epoch"] if metrics.rows else 0, home.place
     if reached < config.run.epochs:
-        print(
-            f"{folder}: stopped after epoch {reached} of {config.run.epochs}. Continue: mcvae train --resume {folder}"
-        )
-    elif trainer.is_global_zero:
+        print(f"{place}: stopped after epoch {reached} of {config.run.epochs}. Continue: mcvae train --resume {place}")
+    else:
         model.float()  # whatever --trainer.precision was
         save_model(folder, model, objective, config, images.shape)
         paths = pictures.draw(model)
         write_json(folder / "result.json", _result(config, objective, metrics, paths, folder))
-        print(f"{folder}: trained. Next: mcvae evaluate {folder}")
+        home.push()
+        print(f"{place}: trained. Next: mcvae evaluate {place}")
     return folder
 
 
-def _create(folder: Path, config: TrainConfig) -> None:
+def _create(home: RunFolder, config: TrainConfig) -> None:
+    folder, place = home.path, home.place
     if (folder / "config.yaml").exists() or (folder / "checkpoints").exists():
         raise RunError(
-            f"{folder} holds a run already. Continue it with --resume {folder}, choose another --run.folder, or "
+            f"{place} holds a run already. Continue it with --resume {place}, choose another --run.folder, or "
             "remove it."
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
+    home.push()
 
 
 def _finished(folder: Path) -> bool:
@@ -175,7 +212,8 @@ def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Tr
         "default_root_dir": folder,
     }
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    for noise in (".*does not have many workers.*", ".*LeafSpec.*", ".*smaller than the logging interval.*"):
+    known_noise = (".*does not have many workers.*", ".*LeafSpec.*", ".*smaller than the logging interval.*")
+    for noise in (*known_noise, ".*sync_dist=True.*"):  # what is logged has been pooled over processes
         warnings.filterwarnings("ignore", message=noise)
     return Trainer(**options | config.trainer, callbacks=callbacks, plugins=[AtomicCheckpoints()])
 
@@ -190,6 +228,7 @@ _RESERVED = {
     "plugins": "in Python, use mcvae.training.module.VariationalTraining with a Trainer of your own",
     "enable_checkpointing": "checkpoints are what --resume reads",
     "barebones": "checkpoints are what --resume reads",
+    "model_registry": "a run is kept at --run.folder only",
     "inference_mode": "validation needs scores",
     "reload_dataloaders_every_n_epochs": "the epoch decides the order of the data",
     "use_distributed_sampler": "batches are shared among processes already",
@@ -197,7 +236,7 @@ _RESERVED = {
 
 
 def _fit(
-    trainer: Trainer, module: VariationalTraining, data: BatchedImages, checkpoint: Path | None, folder: Path
+    trainer: Trainer, module: VariationalTraining, data: BatchedImages, checkpoint: Path | None, place: str
 ) -> None:
     """Fit; a Ctrl-C or SIGTERM leaves a run that can be resumed, and says how."""
     interrupted = False
@@ -216,7 +255,7 @@ def _fit(
         for number, handler in previous.items():
             signal.signal(number, handler)
     if interrupted or trainer.state.status == "interrupted":
-        print(f"\nInterrupted. Continue with: mcvae train --resume {folder}", file=sys.stderr)
+        print(f"\nInterrupted. Continue with: mcvae train --resume {place}", file=sys.stderr)
         raise SystemExit(130)
 
 

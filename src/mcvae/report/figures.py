@@ -1,0 +1,213 @@
+"""Figures of the experiments, from records and arrays: PNG and SVG, one style, colours for colour-blind readers."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mcvae.records import Record, Summary, summarise
+from mcvae.report.tables import LABELS, method_label
+
+__all__ = ["FIGURES", "draw"]
+
+COLOURS = {
+    "vae": "#000000",
+    "iwae": "#E69F00",
+    "realnvp": "#009E73",
+    "l-mcvae": "#0072B2",
+    "a-mcvae": "#D55E00",
+    "mle": "#999999",
+}
+"""By method: those of Okabe and Ito."""
+_MARKERS = {"vae": "s", "iwae": "^", "realnvp": "D", "l-mcvae": "o", "a-mcvae": "v", "mle": "x"}
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "svg.hashsalt": "mcvae",  # the same records give the same file
+    "figure.constrained_layout.use": True,
+}
+
+Arrays = dict[str, Any]
+
+
+def draw(experiment: str, title: str, records: Sequence[Record], arrays: Arrays, folder: Path) -> list[Path]:
+    """Write `figure.png` and `figure.svg` of an experiment."""
+    with mpl.rc_context(_STYLE):
+        figure = FIGURES[experiment](summarise(records), arrays)
+        figure.suptitle(title, fontsize=11)
+        paths = [folder / "figure.png", folder / "figure.svg"]
+        figure.savefig(paths[0], dpi=160)
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _base(method: str) -> str:
+    return next((base for base in COLOURS if method == base or method.startswith(base + "-")), "vae")
+
+
+def _look(method: str) -> dict[str, Any]:
+    base = _base(method)
+    return {"color": COLOURS[base], "marker": _MARKERS[base], "markersize": 4, "label": method_label(method)}
+
+
+def _error(summary: Summary) -> float:
+    return (summary.deviation if summary.deviation is not None else summary.standard_error) or 0.0
+
+
+def _posterior(found: list[Summary], arrays: Arrays) -> Figure:
+    """The 2 × 3 panel of Figure 1, with the distance of each method."""
+    figure = Figure(figsize=(7.5, 5.4))
+    axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
+    density = arrays["exact"]
+    first = next(axes)
+    first.imshow(density, origin="lower", extent=(-4, 4, -4, 4), cmap="Blues", aspect="equal")
+    first.set_title("exact posterior")
+    distances = {s.method: s for s in found if s.metric == "energy_distance"}
+    for method, axis in zip(("vae", "iwae", "realnvp", "a-mcvae", "l-mcvae"), axes, strict=True):
+        axis.contour(density, levels=3, extent=(-4, 4, -4, 4), colors="#999999", linewidths=0.6)
+        if method in arrays:
+            axis.scatter(
+                *arrays[method][:1500].T, s=2, alpha=0.35, color=COLOURS[method], linewidths=0, rasterized=True
+            )
+            summary = distances[method]
+            axis.set_title(f"{method_label(method)}: {summary.mean:.4f} ± {_error(summary):.4f}")
+    for axis in figure.axes:
+        axis.set(xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
+        axis.grid(visible=False)
+    figure.supxlabel("$z_1$; numbers are energy distances to the exact posterior (contours), 0 if equal", fontsize=9)
+    figure.supylabel("$z_2$", fontsize=9)
+    return figure
+
+
+def _parameters(found: list[Summary], arrays: Arrays) -> Figure:
+    figure = Figure(figsize=(6.5, 4))
+    axis = figure.subplots()
+    for method in dict.fromkeys(s.method for s in found):
+        line = [s for s in found if s.method == method and s.metric == "squared_error"]
+        dimensions = [int(s.dataset.removeprefix("ring-")) for s in line]
+        axis.errorbar(
+            dimensions,
+            [s.mean for s in line],
+            [s.standard_error or 0.0 for s in line],
+            capsize=2,
+            lw=1,
+            **_look(method),
+        )
+    axis.set(xscale="log", yscale="log", xlabel="dimension d of the latents", ylabel="$\\|\\hat\\theta - \\theta\\|^2$")
+    axis.legend(fontsize=8, title="mean over seeds ± standard error", title_fontsize=8)
+    return figure
+
+
+def _boxes(found: list[Summary], arrays: Arrays) -> Figure:
+    """Figure 2: log p̂ − log p above, the error of the derivative below."""
+    methods = [method for method in dict.fromkeys(s.method for s in found) if f"{method}/log_evidence_error" in arrays]
+    figure = Figure(figsize=(8.5, 6.8))
+    rows = figure.subplots(2, 1, sharex=True)
+    for axis, key in zip(rows, ("log_evidence_error", "derivative_error"), strict=True):
+        boxes = axis.boxplot(
+            [arrays[f"{method}/{key}"] for method in methods],
+            widths=0.6,
+            patch_artist=True,
+            flierprops={"markersize": 2},
+        )
+        for box, method in zip(boxes["boxes"], methods, strict=True):
+            box.set(facecolor=COLOURS[_base(method)], alpha=0.5)
+        for median in boxes["medians"]:
+            median.set_color("black")
+        axis.axhline(0, color="#666666", lw=0.8)
+    rows[0].set_ylabel("$\\log\\hat p_\\theta(x) - \\log p_\\theta(x)$, nats per datum")
+    rows[1].set_ylabel("error of the derivative along\nthe scale of $\\theta_1$, nats")
+    rows[1].set_yscale("symlog", linthresh=10)
+    rows[1].set_xticks(range(1, len(methods) + 1), [method_label(m).replace(", ", "\n") for m in methods], fontsize=7)
+    size = len(arrays[f"{methods[0]}/log_evidence_error"])
+    figure.supxlabel(
+        f"boxes: quartiles of {size} replicates of a batch of 100; the lower axis is logarithmic beyond ±10", fontsize=8
+    )
+    return figure
+
+
+def _scores(found: list[Summary], arrays: Arrays) -> Figure:
+    """Ours with error bars, the paper's as open rings, a panel per metric and epoch."""
+    columns = list(dict.fromkeys((s.metric, s.epoch) for s in found))
+    methods = list(dict.fromkeys(s.method for s in found))[::-1]
+    figure = Figure(figsize=(2.2 + 2.6 * len(columns), 1.6 + 0.3 * len(methods)))
+    for axis, (metric, epoch) in zip(
+        numpy.atleast_1d(figure.subplots(1, len(columns), sharey=True)), columns, strict=True
+    ):
+        for height, method in enumerate(methods):
+            for s in found:
+                if (s.method, s.metric, s.epoch) == (method, metric, epoch):
+                    look = _look(method) | {"label": None}
+                    axis.errorbar(s.mean, height, xerr=_error(s), capsize=2, **look)
+                    if s.paper is not None:
+                        axis.plot(s.paper, height, "o", mfc="none", mec="#666666", ms=8)
+        axis.set(title=f"{LABELS[metric]}, {epoch} epochs", xlabel="nats, less is better")
+        axis.set_yticks(range(len(methods)), [method_label(m) for m in methods])
+    figure.supxlabel("filled: ours, ± deviation over seeds or standard error; open circles: the paper", fontsize=8)
+    return figure
+
+
+def _against_k(found: list[Summary], arrays: Arrays) -> Figure:
+    figure = Figure(figsize=(8, 3.8))
+    last = max(s.epoch or 0 for s in found)
+    for axis, metric in zip(figure.subplots(1, 2), ("negative_elbo", "nll"), strict=True):
+        chosen = [s for s in found if s.metric == metric and s.epoch == last]
+        langevin = sorted((int(s.method.rpartition("-k")[2]), s) for s in chosen if s.method.startswith("l-mcvae"))
+        axis.errorbar(
+            [k for k, _ in langevin],
+            [s.mean for _, s in langevin],
+            [_error(s) for _, s in langevin],
+            capsize=2,
+            **_look("l-mcvae"),
+        )
+        for s in chosen:
+            if not s.method.startswith("l-mcvae"):
+                axis.axhline(s.mean, ls="--", color=COLOURS[_base(s.method)], label=method_label(s.method))
+        axis.set(
+            xscale="log", xlabel="Langevin steps K", ylabel=f"{LABELS[metric]}, nats", title=f"after {last} epochs"
+        )
+        ticks = [k for k, _ in langevin]
+        axis.set_xticks(ticks, [str(k) for k in ticks])
+        axis.minorticks_off()
+        axis.legend(fontsize=8)
+    return figure
+
+
+def _curves(found: list[Summary], arrays: Arrays) -> Figure:
+    figure = Figure(figsize=(8, 3.8))
+    for axis, metric in zip(figure.subplots(1, 2), ("validation_negative_elbo", "validation_nll"), strict=True):
+        for method in dict.fromkeys(s.method for s in found):
+            _curve(axis, method, sorted((s.epoch or 0, s) for s in found if (s.method, s.metric) == (method, metric)))
+        axis.set(xlabel="epoch", ylabel=f"{LABELS[metric]}, nats")
+        if axis.has_data():
+            axis.legend(fontsize=8)
+    return figure
+
+
+def _curve(axis: Axes, method: str, line: list[tuple[int, Summary]]) -> None:
+    if line:
+        epochs, values = [epoch for epoch, _ in line], [s.mean for _, s in line]
+        axis.errorbar(epochs, values, [s.deviation or 0.0 for _, s in line], capsize=2, lw=1, **_look(method))
+
+
+FIGURES: dict[str, Callable[[list[Summary], Arrays], Figure]] = {
+    "toy-posterior": _posterior,
+    "toy-parameters": _parameters,
+    "ppca": _boxes,
+    "mnist": _scores,
+    "celeba": _scores,
+    "cifar10": _scores,
+    "k-sweep": _against_k,
+    "training-curves": _curves,
+}
+"""By experiment."""

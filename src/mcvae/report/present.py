@@ -1,0 +1,32 @@
+"""From a reproduction's records to its table and figure."""
+
+import json
+from pathlib import Path
+
+import numpy
+from rich.console import Console
+
+from mcvae.records import read_records
+from mcvae.report.figures import draw
+from mcvae.report.tables import latex, markdown, table, terminal
+
+__all__ = ["present"]
+
+
+def present(folder: Path) -> list[Path]:
+    """Write `table.md`, `table.tex`, `figure.png` and `figure.svg` of a reproduction, and print the table."""
+    provenance = json.loads((folder / "provenance.json").read_text())
+    records = read_records(folder / "records.csv")
+    path = folder / "arrays.npz"
+    arrays = dict(numpy.load(path)) if path.exists() else {}
+    title = f"{provenance['title']} ({provenance['preset']}, protocol {provenance['protocol']})"
+    content = table(title, records, provenance["metrics"])
+    if provenance["unfinished"]:
+        content.notes.append(f"Not finished: {', '.join(provenance['unfinished'])}.")
+    (folder / "table.md").write_text(markdown(content) + "\n")
+    (folder / "table.tex").write_text(latex(content))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(terminal(content))
+    return [folder / "table.md", folder / "table.tex", *draw(provenance["experiment"], title, records, arrays, folder)]

@@ -1,0 +1,202 @@
+"""Records as a table: for the terminal, Markdown and LaTeX. Imports no torch."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.table import Table as RichTable
+
+from mcvae.records import Record, Summary, summarise
+
+__all__ = ["LABELS", "Table", "latex", "markdown", "method_label", "table", "terminal"]
+
+LABELS = {
+    "negative_elbo": "−ELBO",
+    "nll": "NLL",
+    "validation_negative_elbo": "validation −ELBO",
+    "validation_nll": "validation NLL",
+    "energy_distance": "energy distance",
+    "energy_distance_resampled": "energy distance, best of 10 by weight",
+    "bound_gap": "log p(x) − bound",
+    "squared_error": "‖θ̂ − θ‖²",
+    "log_evidence_error": "log p̂ − log p",
+    "log_evidence_variance": "variance of log p̂",
+    "gradient_variance": "variance of gradient",
+    "gradient_snr": "signal to noise of gradient",
+    "gradient_bias": "gradient bias, relative to ∇log p",
+    "derivative_z": "own bias, in standard errors",
+}
+"""Metrics in words."""
+
+_BASES = {"vae": "VAE", "iwae": "IWAE", "realnvp": "VAE with RealNVP", "mle": "exact maximum likelihood"}
+_WORDS = {"cv": "control variate", "learned": "learned", "sigmoid": "sigmoidal", "linear": "fixed"}
+
+
+class Table(NamedTuple):
+    """A table as text."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def method_label(key: str) -> str:
+    """A method's key in the paper's words.
+
+    >>> method_label("l-mcvae-sigmoid-k5"), method_label("iwae-10"), method_label("a-mcvae-k5-n5-cv")
+    ('L-MCVAE sigmoidal, K = 5', 'IWAE, K = 10', 'A-MCVAE, K = 5, 5 samples, control variate')
+    """
+    for base in ("l-mcvae", "a-mcvae"):
+        if key == base or key.startswith(base + "-"):
+            words, schedule = [base.upper()], ""
+            for part in key.removeprefix(base).strip("-").split("-"):
+                if part[:1] == "k" and part[1:].isdigit():
+                    words.append(f"K = {part[1:]}")
+                elif part[:1] == "n" and part[1:].isdigit():
+                    words.append(f"{part[1:]} samples")
+                elif part in ("linear", "sigmoid", "learned") and len(words) == 1:
+                    schedule = " " + _WORDS[part]
+                elif part == "learned":
+                    words.append("learned backward kernels")
+                elif part:
+                    words.append(_WORDS.get(part, part))
+            return ", ".join([words[0] + schedule, *words[1:]])
+    base, _, number = key.partition("-")
+    return _BASES.get(base, base) + (f", K = {number}" if number else "")
+
+
+def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Table:
+    """A row per method, a column per metric, data set and epoch, the paper's number beside ours; then the cost."""
+    found = summarise(records)
+    datasets, methods = _unique(s.dataset for s in found), _unique(s.method for s in found)
+    columns = sorted(_unique((s.metric, s.dataset, s.epoch) for s in found), key=lambda c: metrics.index(c[0]))
+    cells = {(s.method, (s.metric, s.dataset, s.epoch)): s for s in found}
+    with_paper = {
+        column for column in columns if any(s.paper is not None for (_, c), s in cells.items() if c == column)
+    }
+    header = ["method"]
+    for column in columns:
+        header += [_heading(column, len(datasets) > 1), *(["paper"] if column in with_paper else [])]
+    costly = any(s.evaluations is not None for s in found)
+    rows = []
+    for method in methods:
+        row = [method_label(method)]
+        for column in columns:
+            summary = cells.get((method, column))
+            row += [_ours(summary), *([_paper(summary)] if column in with_paper else [])]
+        if costly:
+            last = max((s for (m, _), s in cells.items() if m == method), key=lambda s: s.epoch or 0)
+            row += [_count(last.evaluations), _count(last.seconds)]
+        rows.append(row)
+    return Table(
+        title, header + (["model evaluations", "seconds"] if costly else []), rows, _notes(found, bool(with_paper))
+    )
+
+
+def _unique(items: Iterable[tuple[str, str, int | None] | str]) -> list:  # type: ignore[type-arg]
+    return list(dict.fromkeys(items))
+
+
+def _heading(column: tuple[str, str, int | None], named: bool) -> str:
+    metric, dataset, epoch = column
+    parts = [LABELS.get(metric, metric), *([dataset] if named else []), *([f"{epoch} epochs"] if epoch else [])]
+    return ", ".join(parts)
+
+
+def _ours(summary: Summary | None) -> str:
+    if summary is None:
+        return ""
+    error = summary.deviation if summary.deviation is not None else summary.standard_error
+    return _number(summary.mean, error)
+
+
+def _paper(summary: Summary | None) -> str:
+    return "" if summary is None or summary.paper is None else _number(summary.paper, summary.paper_deviation, 2)
+
+
+def _number(value: float, error: float | None, digits: int | None = None) -> str:
+    """Digits follow from the error."""
+    if not math.isfinite(value):
+        return str(value)
+    if digits is None:
+        scale = error if error else abs(value) / 100
+        digits = 2 if scale == 0 else min(5, max(0, 1 - math.floor(math.log10(scale))))
+    if abs(value) >= 1e5:
+        return f"{value:.2g}" + ("" if error is None else f" ± {error:.1g}")
+    return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def _count(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _notes(found: Sequence[Summary], with_paper: bool) -> list[str]:
+    seeds = {s.num_seeds for s in found}
+    notes = []
+    if max(seeds) > 1:
+        few, many = min(seeds), max(seeds)
+        notes.append(f"± standard deviation over {many if few == many else f'{few} to {many}'} seeds.")
+    if min(seeds) == 1:
+        notes.append("One seed: ± standard error within the run (images, chains or replicates).")
+    if with_paper:
+        notes.append("Paper: mean ± standard deviation over 5 seeds, with its own likelihood estimator.")
+    return notes
+
+
+def markdown(content: Table) -> str:
+    """For documents.
+
+    >>> print(markdown(Table("T", ["method", "NLL"], [["VAE", "1 ± 2"]], ["Note."])))
+    **T**
+    <BLANKLINE>
+    | method | NLL |
+    |---|---|
+    | VAE | 1 ± 2 |
+    <BLANKLINE>
+    Note.
+    """
+    lines = [f"**{content.title}**", "", "| " + " | ".join(content.header) + " |", "|---" * len(content.header) + "|"]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in content.rows]
+    return "\n".join([*lines, "", *content.notes])
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+    "±": r"$\pm$", "−": "$-$", "‖": r"$\|$", "θ": r"$\theta$", "ξ": r"$\xi$", "ζ": r"$\zeta$", "²": "$^2$",
+    "∇": r"$\nabla$", "̂": "",
+}  # fmt: skip
+
+
+def latex(content: Table) -> str:
+    """For papers; needs the package booktabs.
+
+    >>> "VAE & 1 $\\\\pm$ 2" in latex(Table("T", ["method", "NLL"], [["VAE", "1 ± 2"]], []))
+    True
+    """
+
+    def escape(text: str) -> str:
+        for plain, command in (("θ̂", r"$\hat\theta$"), ("p̂", r"$\hat p$")):
+            text = text.replace(plain, f"\0{command}\0")
+        parts = text.split("\0")
+        return "".join(
+            part if index % 2 else "".join(_LATEX.get(c, c) for c in part) for index, part in enumerate(parts)
+        )
+
+    body = " \\\\\n".join(" & ".join(map(escape, row)) for row in content.rows)
+    return (
+        f"\\begin{{table}}\n\\caption{{{escape(' '.join([content.title + '.', *content.notes]))}}}\n"
+        f"\\begin{{tabular}}{{l{'r' * (len(content.header) - 1)}}}\n\\toprule\n"
+        f"{' & '.join(map(escape, content.header))} \\\\\n\\midrule\n{body} \\\\\n\\bottomrule\n"
+        "\\end{tabular}\n\\end{table}\n"
+    )
+
+
+def terminal(content: Table) -> RichTable:
+    """For a terminal."""
+    shown = RichTable(title=content.title, caption=" ".join(content.notes))
+    for index, name in enumerate(content.header):
+        shown.add_column(name, justify="right" if index else "left")
+    for row in content.rows:
+        shown.add_row(*row)
+    return shown

@@ -1,0 +1,36 @@
+"""Tasks for tests of sweeps: they note how often they were called."""
+
+import os
+import signal
+import time
+
+from mcvae.records import Record
+
+
+def _call(folder):
+    with open(folder / "calls", "a") as file:
+        file.write("x")
+    return len((folder / "calls").read_text())
+
+
+def write(folder, settings):
+    _call(folder)
+    return [Record("test", "none", folder.name, "value", settings["value"])]
+
+
+def fail(folder, settings):
+    if _call(folder) <= settings["times"] and not (folder / "allowed").exists():
+        raise RuntimeError("no luck")
+    return [Record("test", "none", folder.name, "value", 0.0)]
+
+
+def slow(folder, settings):
+    _call(folder)
+    time.sleep(settings["seconds"])
+    return [Record("test", "none", folder.name, "value", 0.0)]
+
+
+def die_once(folder, settings):
+    if _call(folder) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [Record("test", "none", folder.name, "value", 0.0)]
