@@ -268,6 +268,16 @@ def test_folders_are_searched_but_not_for_ever(tmp_path):
     assert [run.name for run in runs] == ["run"]
 
 
+def test_parts_of_a_reproduction_are_shown_when_asked_for(tmp_path):
+    make_reproduction(tmp_path / "quick-clean" / "images")
+    part = make_run(tmp_path / "quick-clean" / "cells" / "vae-s0")
+    shutil.copy(tmp_path / "quick-clean" / "images" / "records.csv", part)
+    runs, reproductions = find([str(tmp_path)])
+    assert ([run.name for run in runs], [found.name for found in reproductions]) == ([], ["images"])
+    runs, reproductions = find([str(tmp_path / "quick-clean" / "cells")])
+    assert ([run.name for run in runs], reproductions) == (["vae-s0"], [])
+
+
 def test_many_long_runs_still_make_a_page():
     names = [f"run {index}" for index in range(40)]
     epochs = [float(epoch) for epoch in range(5000)]

@@ -67,7 +67,7 @@ def find(paths: list[str]) -> tuple[list[Run], list[Reproduction]]:
         if not path.is_dir():
             raise FileNotFoundError(f"{path} is not a folder. Give folders of runs or reproductions.")
         found = list(_folders(path, _DEPTH))
-        here = [folder for folder in found if _is_run(folder)], [f for f in found if (f / "records.csv").exists()]
+        here = [f for f in found if _is_run(f)], [f for f in found if (f / "records.csv").exists() and not _is_run(f)]
         if not any(here):
             raise FileNotFoundError(
                 f"nothing to report in {path}: no config.yaml or result.json of a run and no records.csv of a "
@@ -82,11 +82,11 @@ def find(paths: list[str]) -> tuple[list[Run], list[Reproduction]]:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """The folder and those below it, except hidden ones and what is inside of runs."""
+    """The folder and those below it, except hidden ones, what is inside of runs, and the cells of reproductions."""
     yield folder
     if depth and not _is_run(folder):
         for inside in sorted(folder.iterdir()):
-            if inside.is_dir() and not inside.name.startswith("."):
+            if inside.is_dir() and not inside.name.startswith(".") and inside.name != "cells":
                 yield from _folders(inside, depth - 1)
 
 
