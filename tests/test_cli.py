@@ -32,13 +32,13 @@ def test_help_does_not_wait_for_torch():
         seconds.append(time.perf_counter() - start)
         assert done.returncode == 0
     assert min(seconds) < 0.5
-    for command in ("train", "evaluate", "sample", "compare", "methods", "demo"):
+    for command in ("train", "evaluate", "sample", "compare", "report", "methods", "demo"):
         assert command in done.stdout
     program = "import sys; from mcvae.cli import build_parser; build_parser(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "compare", "methods", "demo"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "compare", "report", "methods", "demo"])
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as done:
         main([command, "--help"])
@@ -147,11 +147,15 @@ def test_train_evaluate_sample_compare(capsys, tmp_path, monkeypatch):
     assert "not evaluated" in capsys.readouterr().out
     assert main(["evaluate", *runs, "--num_steps", "3", "--num_samples", "4", "--limit", "50"]) == 0
     output = capsys.readouterr().out
-    assert "best likelihood" in output
+    assert "explains the 50 test images best" in output
     assert "bound - VAE's" in output
     assert "±" in output
     assert main(["sample", runs[0], "--number", "9", "--out", "drawn.png"]) == 0
     assert (tmp_path / "drawn.png").stat().st_size > 100
+    assert main(["report", "runs", "--out", "report.html"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    for title in ("explains the 50 test images best", "Step size by transition", "Weights of the chains"):
+        assert title in page
 
 
 def test_paired_differences_see_the_method_and_not_the_image(tmp_path):

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "docs/guide.md", "docs/evaluation.md"]
+DOCUMENTS = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("quickstart", "guide", "choosing", "evaluation", "extending", "mathematics")),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -77,6 +77,11 @@ def test_a_run_folder_can_be_read_by_anyone(finished):
     result = read_json(finished / "result.json")
     assert result["status"] == "finished"
     assert result["method"] == "l-mcvae"
+    assert result["evaluations"] == result["num_steps"] + 1
+    for whole, parts in (("step_size", "step_sizes"), ("acceptance", "acceptances")):
+        values = [float(value) for value in rows[1][parts].split()]
+        assert len(values) == result["num_steps"]
+        assert sum(values) / len(values) == pytest.approx(float(rows[1][whole]), rel=1e-4)
 
 
 def test_pictures_are_pictures(finished):
@@ -145,6 +150,8 @@ def test_every_method_trains_and_evaluates(method, tmp_path):
     summary = evaluate_run(folder, num_steps=3, num_samples=4, limit=60)
     assert summary["num_images"] == 60
     json.loads(json.dumps(summary, allow_nan=False))
+    assert sum(summary["weights"]["counts"]) == 60 * 4
+    assert len(summary["weights"]["edges"]) == len(summary["weights"]["counts"]) + 1
     assert summary["bound"] <= -summary["nll"] + 5 * summary["gap_se"] + 0.5
     rows = list(csv.DictReader((folder / "evaluation.csv").open()))
     assert len(rows) == 60

@@ -176,6 +176,18 @@ def compare(folders: list[str]) -> None:
     show(collect(folders, skip_unfinished=True))
 
 
+def write_report(folders: list[str], out: str = "report.html") -> None:
+    """Make one page of runs and reproductions that opens in any browser: mcvae report runs --out report.html.
+
+    Args:
+        folders: run folders, reproduction folders, or folders of them.
+        out: the HTML file.
+    """
+    from mcvae.report.page import write_page
+
+    print(write_page(folders, out))
+
+
 def methods() -> None:
     """List methods and data sets, a line each."""
     from mcvae.data import DATASETS
@@ -200,7 +212,7 @@ def demo(folder: str = "runs/demo", epochs: int = 60, seed: int = 0) -> None:
 
     runs = run_demo(folder, epochs, seed)
     show(collect(runs))
-    print("Samples and reconstructions: " + ", ".join(f"{run}/pictures" for run in runs))
+    print(f"All of it, with pictures, as a page: mcvae report {folder}")
 
 
 def reproduce_paper(
@@ -368,6 +380,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate_runs,
     "sample": sample,
     "compare": compare,
+    "report": write_report,
     "methods": methods,
     "demo": demo,
     "reproduce": reproduce_paper,
@@ -419,7 +432,7 @@ def build_parser() -> Any:
             command.add_argument("--config", action="config", help="YAML file of these options")
         many = "folders" in signature(function).parameters
         if many:
-            command.add_argument("folders", nargs="+", type=str, help="run folders")
+            command.add_argument("folders", nargs="+", type=str, help="run folders, or folders of them")
         command.add_function_arguments(function, as_positional=True, skip={"folders"} if many else set())
         commands.add_subcommand(name, command, help=summary)
     return parser

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from mcvae.bounds import iwae
 from mcvae.bridge import Bridge
 from mcvae.estimator import AnnealedEstimator
-from mcvae.evidence import Plan, choose_num_steps, evaluations, make_plan, run_chains, run_sandwich, verdict
+from mcvae.evidence import Evidence, Plan, choose_num_steps, evaluations, make_plan, run_chains, run_sandwich, verdict
 from mcvae.kernels import Kernel
 from mcvae.models import LatentVariableModel
 from mcvae.randomness import draw, seeded_generator
@@ -66,6 +66,10 @@ COLUMNS = (
     "doubts",
 )
 """Of the table: the keys of `Evaluation.table`, a row per datum."""
+
+
+WEIGHT_EDGES = [-6.0 + 0.5 * edge for edge in range(21)]
+"""Of the histogram of log w − log mean w over all chains and data, in nats; the outer bins also hold what is beyond."""
 
 
 class Evaluation(NamedTuple):
@@ -278,8 +282,8 @@ class _Runner:
         }
         numbers = torch.stack([column.double().cpu() for column in columns.values()], 1).tolist()
         return [
-            dict(zip(columns, map(_plain, row), strict=True)) | {"doubts": " ".join(found)}
-            for row, found in zip(numbers, evidence.doubts(), strict=True)
+            dict(zip(columns, map(_plain, row), strict=True)) | {"doubts": " ".join(found), "weights": counts}
+            for row, found, counts in zip(numbers, evidence.doubts(), _histogram(evidence), strict=True)
         ]
 
     def _plan_for(self, bridge: Bridge) -> Plan:
@@ -350,6 +354,10 @@ class _Runner:
             "unconverged": sum(bool(found) for found in doubts),
             "verdict": self._verdict(doubts),
             "sandwich": self._sandwich(simulated) if simulated else None,
+            "weights": {
+                "edges": WEIGHT_EDGES,
+                "counts": torch.tensor([row.pop("weights") for row in self.table]).sum(0).tolist(),
+            },
         }
 
     def _verdict(self, doubts: list[tuple[str, ...]]) -> str:
@@ -409,6 +417,14 @@ def _plain(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
+def _histogram(evidence: Evidence) -> list[list[int]]:
+    """For every datum, how many of its chains have a log weight, relative to the mean weight, in each bin."""
+    relative = (evidence.log_weights - evidence.log_evidence).nan_to_num(nan=-torch.inf)  # [S, B]
+    inner = torch.tensor(WEIGHT_EDGES[1:-1], dtype=relative.dtype, device=relative.device)
+    bins = torch.bucketize(relative, inner, right=True)
+    return torch.nn.functional.one_hot(bins, len(WEIGHT_EDGES) - 1).sum(0).tolist()
+
+
 def _column(table: list[dict[str, Any]], name: str) -> Tensor:
     return torch.tensor([math.nan if row[name] is None else row[name] for row in table], dtype=torch.float64)
 
@@ -449,7 +465,7 @@ class _Saved:
     ):
         part, parts = shard
         self.path = File(folder) / ("evaluation.partial" if parts == 1 else f"evaluation-{part}-of-{parts}.partial")
-        self.settings = json.loads(json.dumps(asdict(protocol) | {"seed": seed} | described))
+        self.settings = json.loads(json.dumps(asdict(protocol) | {"seed": seed, "edges": WEIGHT_EDGES} | described))
         self.done = dict[tuple[int, str], dict[str, Any]]()
         for path in _saved_files(folder):
             entries = self._load(path)

@@ -1,1 +1,1 @@
-"""What results look like: tables of runs."""
+"""What results look like: a table for the terminal, a page for the browser. Reads files, never trains."""

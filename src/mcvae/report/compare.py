@@ -1,20 +1,36 @@
 """One table over many runs, best likelihood first. Imports no torch."""
 
-import csv
 import math
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from mcvae.report.read import number, read_rows
 from mcvae.training.storage import RunFolder, read_json
 
-__all__ = ["certificate", "collect", "comparison", "paired_difference", "show"]
+__all__ = [
+    "Answer",
+    "Cell",
+    "answers",
+    "certificate",
+    "collect",
+    "comparison",
+    "describe",
+    "evaluations",
+    "kind",
+    "paired_difference",
+    "rows",
+    "show",
+]
 
 Result = dict[str, Any]
 
+ANNEALED = ("l-mcvae", "a-mcvae", "uha")
+"""Methods with K steps; for others `num_steps` means nothing."""
 _KIND = ("data", "transform", "likelihood")
 """What must agree for likelihoods to be comparable: densities and probabilities, of the same data."""
 
@@ -64,47 +80,83 @@ def paired_difference(result: Result, baseline: Result, column: str = "bound") -
     Images differ far more than methods do. Differences per image see the method, not the image.
     """
     same = all(result.get(key) == baseline.get(key) for key in (*_KIND, "seed", "batch_size")) and all(
-        result["evaluation"][key] == baseline["evaluation"][key] for key in ("split", "num_images")
+        result["evaluation"].get(key) == baseline["evaluation"].get(key) for key in ("split", "num_images")
     )
     if not same or result["folder"] == baseline["folder"]:
         return None
-    first, second = ([float(row[column]) for row in _images(r)] for r in (result, baseline))
-    differences = [a - b for a, b in zip(first, second, strict=True)]
+    first, second = ([number(row.get(column)) for row in _images(r)] for r in (result, baseline))
+    differences = [a - b for a, b in zip(first, second, strict=False) if a is not None and b is not None]
+    if len(first) != len(second) or not len(differences) == len(first) > 1:
+        return None
     return statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
 
 
 def _images(result: Result) -> list[dict[str, str]]:
-    with open(Path(result["folder"]) / "evaluation.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_rows(Path(result["folder"]) / "evaluation.csv")
+
+
+class Cell(NamedTuple):
+    """What a table shows, and the number it sorts by."""
+
+    text: str
+    value: float | None = None
 
 
 def comparison(results: list[Result]) -> Table:
-    """The table: held-out bound, likelihood and cost of every run."""
+    """The table for a terminal: held-out bound, likelihood and cost of every run."""
     table = Table(title="Held-out images, in nats, ± standard error over images")
-    baseline = next((r for r in results if r["method"] == "vae" and "evaluation" in r), None)
-    versus = ["bound - VAE's"] if baseline else []
-    for column in ("run", "data", "method", "bound", *versus, "NLL", "bound below NLL by", "ESS", "seconds"):
+    columns, body = rows(results)
+    for column in columns:
         table.add_column(column, justify="left" if column in ("run", "data", "method") else "right")
-    for result in sorted(results, key=lambda r: (*_kind(r), r.get("evaluation", {}).get("nll", math.inf))):
-        table.add_row(*_row(result, baseline))
+    for row in body:
+        table.add_row(*(escape(cell.text) for cell in row))
     return table
 
 
-def _row(result: Result, baseline: Result | None) -> list[str]:
-    name = [result["name"], result["data"], describe(result)]
+def rows(results: list[Result]) -> tuple[list[str], list[list[Cell]]]:
+    """Columns and rows of the comparison, the best likelihood of each kind of data first."""
+    baselines = [r for r in results if r["method"] == "vae" and r.get("evaluation")]
+    versus = ["bound - VAE's"] if baselines else []
+    columns = ["run", "data", "method", "bound", *versus, "NLL", "bound below NLL by", "ESS", "evaluations", "seconds"]
+    ordered = sorted(results, key=lambda r: (*kind(r), _finite(r, "nll", math.inf)))
+    return columns, [_row(result, baselines) for result in ordered]
+
+
+def _row(result: Result, baselines: list[Result]) -> list[Cell]:
+    name = [Cell(str(result.get("name", result["folder"]))), Cell(result["data"]), Cell(describe(result))]
+    cost = [Cell(f"{evaluations(result)}", evaluations(result)), Cell(f"{result['seconds']:.0f}", result["seconds"])]
     measured = result.get("evaluation")
     if measured is None:
-        return [*name, "not evaluated", *[""] * (3 + (baseline is not None)), f"{result['seconds']:.0f}"]
-    difference = None if baseline is None else paired_difference(result, baseline)
+        return [*name, Cell("not evaluated"), *[Cell("")] * (3 + bool(baselines)), *cost]
+    differences = (paired_difference(result, baseline) for baseline in baselines)
+    found = next((difference for difference in differences if difference), None)
+    versus = Cell("") if found is None else Cell(f"{found[0]:+.2f} ± {found[1]:.2f}", found[0])
     return [
         *name,
-        f"{measured['bound']:.2f} ± {measured['bound_se']:.2f}",
-        *([] if baseline is None else ["" if difference is None else f"{difference[0]:+.2f} ± {difference[1]:.2f}"]),
-        f"{measured['nll']:.2f} ± {measured['nll_se']:.2f}",
-        f"{measured['gap']:.2f} ± {measured['gap_se']:.2f}",
-        f"{measured['ess']:.1f} of {measured['num_samples']}",
-        f"{result['seconds']:.0f}",
+        _measured(measured, "bound"),
+        *([versus] if baselines else []),
+        _measured(measured, "nll"),
+        _measured(measured, "gap"),
+        _share(number(measured.get("ess")), number(measured.get("num_samples"))),
+        *cost,
     ]
+
+
+def _measured(measured: dict[str, Any], key: str) -> Cell:
+    value, error = number(measured.get(key)), number(measured.get(f"{key}_se"))
+    if value is None:
+        return Cell("not finite")
+    return Cell(f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}"), value)
+
+
+def _share(ess: float | None, chains: float | None) -> Cell:
+    return Cell("unknown") if ess is None or not chains else Cell(f"{ess:.1f} of {chains:.0f}", ess / chains)
+
+
+def _finite(result: Result, key: str, otherwise: float) -> float:
+    """A number of the evaluation; of a run that was not evaluated, or diverged, something else."""
+    value = number((result.get("evaluation") or {}).get(key))
+    return otherwise if value is None else value
 
 
 def _number(value: float | None) -> str:
@@ -146,28 +198,100 @@ def certificate(name: str, found: dict[str, Any]) -> str:
 
 
 def describe(result: Result) -> str:
-    """Method with its K or number of samples."""
-    steps = f" K={result['num_steps']}" if result["method"] in ("l-mcvae", "a-mcvae", "uha") else ""
+    """Method with its K, schedule and number of samples."""
+    steps = f" K={result['num_steps']}" if result["method"] in ANNEALED else ""
+    schedule = result.get("schedule", "linear")
+    spaced = f" {schedule}" if steps and schedule != "linear" else ""
     samples = f" S={result['num_samples']}" if result["num_samples"] > 1 else ""
-    return f"{result['method']}{steps}{samples}"
+    return f"{result['method']}{steps}{spaced}{samples}"
+
+
+def evaluations(result: Result) -> int:
+    """Model evaluations per image and optimiser step: S (K + 1)."""
+    steps = result["num_steps"] if result["method"] in ANNEALED else 0
+    return int(result.get("evaluations", result["num_samples"] * (steps + 1)))
 
 
 def show(results: list[Result]) -> None:
     """Print the table and what it says."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=140)
+        console = Console(width=160)
     console.print(comparison(results))
-    for kind in sorted({_kind(r) for r in results}):
-        evaluated = [r for r in results if "evaluation" in r and _kind(r) == kind]
-        if len(evaluated) > 1:
-            best_nll = min(evaluated, key=lambda r: r["evaluation"]["nll"])
-            best_bound = max(evaluated, key=lambda r: r["evaluation"]["bound"])
-            console.print(
-                f"{kind[0]}: best likelihood {describe(best_nll)} (NLL {best_nll['evaluation']['nll']:.2f}), "
-                f"highest bound {describe(best_bound)} ({best_bound['evaluation']['bound']:.2f})."
-            )
+    for answer in answers(results):
+        console.print(escape(f"{answer.headline} {answer.details}"))
 
 
-def _kind(result: Result) -> tuple[str, ...]:
+class Answer(NamedTuple):
+    """What a table says, in words."""
+
+    headline: str
+    details: str = ""
+
+
+def answers(results: list[Result]) -> list[Answer]:
+    """Which method explains held-out data best, by how much and at what cost: a paragraph per set of images."""
+    sets = dict[tuple[str, ...], dict[str, list[Result]]]()
+    for result in results:
+        if all(math.isfinite(_finite(result, key, math.nan)) for key in ("nll", "nll_se", "bound", "num_images")):
+            images = (*kind(result), str(result["evaluation"].get("split")), str(result["evaluation"]["num_images"]))
+            sets.setdefault(images, {}).setdefault(describe(result), []).append(result)
+    return [_answer(images, methods) for images, methods in sorted(sets.items())]
+
+
+def _answer(images: tuple[str, ...], methods: dict[str, list[Result]]) -> Answer:
+    data, _, _, split, count = images
+    best, *others = sorted(methods, key=lambda method: _mean_nll(methods[method])[0])
+    nll = "NLL {:.2f} ± {:.2f} nats".format(*_mean_nll(methods[best]))
+    seeds = f" over {len(methods[best])} runs" if len(methods[best]) > 1 else ""
+    details = list[str]()
+    if others:
+        headline = f"{data}: {best} explains the {count} {split} images best, with {nll}{seeds}."
+        for other in dict.fromkeys([others[0], *(method for method in others if method == "vae")]):
+            difference, error = _advantage(methods[best], methods[other])
+            doubt = "" if difference > 2 * error else ", which is within the noise"
+            details.append(f"It is {difference:.2f} ± {error:.2f} nats better than {other}{doubt}.")
+        reference = "vae" if "vae" in others else others[0]
+        details.append(f"{_cost(methods[best])}; {reference} took {_cost(methods[reference], short=True)}.")
+    else:
+        headline = f"{data}: {best} has {nll}{seeds} on {count} {split} images."
+        details.append("No other method was evaluated on them.")
+    tightest = max(methods, key=lambda method: statistics.fmean(r["evaluation"]["bound"] for r in methods[method]))
+    if tightest != best:
+        details.append(f"The highest bound is that of {tightest}.")
+    if any(r["evaluation"].get("verdict", "converged").startswith("not") for group in methods.values() for r in group):
+        details.append("Not every likelihood here has converged: read the verdicts.")
+    return Answer(headline, " ".join(details))
+
+
+def _mean_nll(group: list[Result]) -> tuple[float, float]:
+    return _over_seeds([(r["evaluation"]["nll"], r["evaluation"]["nll_se"]) for r in group])
+
+
+def _advantage(best: list[Result], other: list[Result]) -> tuple[float, float]:
+    """How much better `best` is, image by image where the images are the same."""
+    pairs = [paired_difference(a, b, "log_likelihood") for a in best for b in other]
+    found = [pair for pair in pairs if pair is not None]
+    if found:
+        return _over_seeds(found)
+    (first, first_error), (second, second_error) = _mean_nll(best), _mean_nll(other)
+    return second - first, math.hypot(first_error, second_error)
+
+
+def _over_seeds(measured: list[tuple[float, float]]) -> tuple[float, float]:
+    """Mean and standard error: that over images, which seeds share, and that over seeds."""
+    values, errors = zip(*measured, strict=True)
+    seeds = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), math.hypot(statistics.fmean(errors), seeds)
+
+
+def _cost(group: list[Result], *, short: bool = False) -> str:
+    seconds, times = statistics.fmean(r["seconds"] for r in group), evaluations(group[0])
+    if short:
+        return f"{seconds:.0f} s and {times}"
+    return f"Training took {seconds:.0f} s and {times} model evaluations per image and step"
+
+
+def kind(result: Result) -> tuple[str, ...]:
+    """What must agree for likelihoods to be comparable."""
     return tuple(str(result.get(key)) for key in _KIND)

@@ -167,13 +167,15 @@ class HeldOutLikelihood(Callback):
 class Metrics(Checkpoint):
     """One row of `metrics.csv`, and outside a terminal one line on the screen, per epoch."""
 
-    columns = (
+    columns = (  # acceptances and step_sizes: of every transition, separated by spaces
         "epoch",
         "train_bound",
         "val_bound",
         "val_nll",
         "acceptance",
         "step_size",
+        "acceptances",
+        "step_sizes",
         "learning_rate",
         "skipped",
         "seconds",
@@ -199,8 +201,10 @@ class Metrics(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the row."""
         self.seconds += time.perf_counter() - self._start
-        measured = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        measured: dict[str, Any] = {name: float(value) for name, value in trainer.callback_metrics.items()}
         measured |= {
+            "acceptances": _per_transition(measured, "acceptance"),
+            "step_sizes": _per_transition(measured, "step_size"),
             "epoch": trainer.current_epoch + 1,
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "skipped": int(cast(VariationalTraining, pl_module).skipped),
@@ -213,7 +217,7 @@ class Metrics(Checkpoint):
         if trainer.is_global_zero:
             write_atomically(self.path, self._write)
             if not sys.stderr.isatty():
-                shown = ", ".join(f"{k} {v:.4g}" for k, v in row.items() if v != "" and k != "epoch")
+                shown = ", ".join(f"{k} {v:.4g}" for k, v in row.items() if not isinstance(v, str) and k != "epoch")
                 print(f"epoch {row['epoch']}/{trainer.max_epochs}: {shown}", file=sys.stderr, flush=True)
 
     def _write(self, path: Path) -> None:
@@ -221,6 +225,14 @@ class Metrics(Checkpoint):
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
+
+
+def _per_transition(measured: dict[str, Any], name: str) -> str:
+    """What was logged as NAME/1, NAME/2, … in one string."""
+    values = list[str]()
+    while (value := measured.get(f"{name}/{len(values) + 1}")) is not None:
+        values.append(f"{value:.6g}")
+    return " ".join(values)
 
 
 class Pictures(Callback):

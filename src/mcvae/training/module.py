@@ -73,12 +73,12 @@ class VariationalTraining(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """The loss of one batch; NaN, with a NaN gradient, where the model cannot be evaluated."""
-        estimate, seen = None, self._unknown(2)
+        estimate, seen = None, self._unknown(1 + self.num_steps)
         try:
             bridge = self.model.bridge(batch, **self.bridge_options)
             estimate = self.objective(bridge, generator=self._generator("train", batch_idx, shared=True))
-            bound, acceptance = estimate.bound.mean(), estimate.trajectory.acceptance.mean()
-            seen = torch.stack([bound, acceptance.to(bound)])
+            bound, acceptance = estimate.bound.mean(), estimate.trajectory.acceptance.mean(1)
+            seen = torch.cat([bound.unsqueeze(0), acceptance.to(bound)])
         except ValueError as error:
             if not _means_non_finite(error):
                 raise
@@ -91,20 +91,21 @@ class VariationalTraining(LightningModule):
         return estimate.loss.mean()
 
     def _log_step(self, seen: Tensor) -> None:
-        bound, acceptance = _over_ranks(seen).mean(0).float()
+        bound, *accepted = _over_ranks(seen).mean(0).float()
         if bool(bound.isfinite()):
             self.log("step/bound", bound, prog_bar=True)
             if self.num_steps:
-                self.log("step/acceptance", acceptance, prog_bar=True)
-                self.log("step/step_size", self._step_size())
+                self.log("step/acceptance", torch.stack(accepted).mean(), prog_bar=True)
+                self.log("step/step_size", self._step_sizes().mean())
 
     @property
     def num_steps(self) -> int:
         """K."""
         return self.objective.schedule.num_steps
 
-    def _step_size(self) -> Tensor:
-        return self.objective.step_sizes().detach().mean().float()
+    def _step_sizes(self) -> Tensor:
+        """Of every transition, averaged over dimensions, `[K]`."""
+        return self.objective.step_sizes().detach().float().reshape(self.num_steps, -1).mean(1)
 
     def _unknown(self, number: int) -> Tensor:
         """NaN, of the type that bounds have."""
@@ -174,15 +175,18 @@ class VariationalTraining(LightningModule):
         self._validation.clear()
 
     def on_train_epoch_end(self) -> None:
-        """Log the means over the epoch's finite steps."""
-        seen = _over_ranks(torch.stack(self._seen)).mean(0) if self._seen else torch.empty(0, 2)
+        """Log the means over the epoch's finite steps, and acceptance and step size of every transition."""
+        seen = _over_ranks(torch.stack(self._seen)).mean(0) if self._seen else self._unknown(1).unsqueeze(0)
         finite = seen[seen[:, 0].isfinite()]
         if len(finite):
-            bound, acceptance = finite.mean(0).float()
+            bound, *accepted = finite.mean(0).float()
             self.log("train_bound", bound)
             if self.num_steps:
-                self.log("acceptance", acceptance)
-                self.log("step_size", self._step_size())
+                self.log("acceptance", torch.stack(accepted).mean())
+                self.log("step_size", self._step_sizes().mean())
+                for k, (rate, size) in enumerate(zip(accepted, self._step_sizes(), strict=True), 1):
+                    self.log(f"acceptance/{k}", rate)
+                    self.log(f"step_size/{k}", size)
         self._seen.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

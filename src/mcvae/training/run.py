@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 import mcvae
 from mcvae.data import TRANSFORMS, Batches, Images, load_images
+from mcvae.estimator import AnnealedEstimator
 from mcvae.training.callbacks import (
     AtomicCheckpoints,
     Checkpoints,
@@ -158,7 +159,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
         model.float()  # whatever --trainer.precision was
         save_model(folder, model, objective, config, images.shape)
         paths = pictures.draw(model)
-        write_json(folder / "result.json", _result(config, objective.num_samples, metrics, paths, folder))
+        write_json(folder / "result.json", _result(config, objective, metrics, paths, folder))
         home.push()
         print(f"{place}: trained. Next: mcvae evaluate {place}")
     return folder
@@ -259,7 +260,7 @@ def _fit(
 
 
 def _result(
-    config: TrainConfig, num_samples: int, metrics: Metrics, pictures: list[Path], folder: Path
+    config: TrainConfig, objective: AnnealedEstimator, metrics: Metrics, pictures: list[Path], folder: Path
 ) -> dict[str, Any]:
     return {
         "status": "finished",
@@ -269,7 +270,9 @@ def _result(
         "batch_size": config.data.batch_size,
         "method": config.method.name,
         "num_steps": config.method.num_steps,
-        "num_samples": num_samples,
+        "schedule": config.method.schedule,
+        "num_samples": objective.num_samples,
+        "evaluations": objective.num_samples * (objective.schedule.num_steps + 1),  # per image and optimiser step
         "seed": config.run.seed,
         "epochs": config.run.epochs,
         "seconds": round(metrics.seconds, 2),
