@@ -505,7 +505,7 @@ class _Saved:
                 os.fsync(file.fileno())
         except OSError as error:
             reason = f"finished batches are kept, but no more can be: {error.strerror}"
-            raise OSError(error.errno, reason, self.path) from error
+            raise OSError(error.errno, reason, str(self.path)) from error
 
 
 def _saved_files(folder: str | os.PathLike[str]) -> list[File]:
