@@ -71,10 +71,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _DATA = {
     ("mnist", "quick"): DataConfig("digits", batch_size=50),
-    ("cifar10", "quick"): DataConfig("cifar10", limit=500),
-    ("celeba", "quick"): DataConfig("celeba", limit=500),
+    ("cifar10", "quick"): DataConfig("cifar10", limit=1000),
+    ("celeba", "quick"): DataConfig("celeba", limit=1000),
 }
-_QUICK_COLOUR_EPOCHS = (2, 4)
+_QUICK_COLOUR: dict[str, Any] = {"epochs": (5,), "limit": 50}
+"""Photographs cost more than digits."""
 
 
 def cells(
@@ -94,7 +95,8 @@ def cells(
     """
     data = _DATA.get((dataset, preset), DataConfig(dataset))
     if data.name != "digits" and preset == "quick":
-        epochs = _QUICK_COLOUR_EPOCHS if epochs == PRESETS["quick"]["epochs"] else epochs
+        epochs = _QUICK_COLOUR["epochs"] if epochs == PRESETS["quick"]["epochs"] else epochs
+        limit = _QUICK_COLOUR["limit"] if limit == PRESETS["quick"]["limit"] else limit
     optimizer = OptimizerConfig() if protocol == "clean" else OptimizerConfig(milestones=[], clip=0.0)
     evaluation: dict[str, Any] = {"protocol": "paper"}
     if protocol == "clean":

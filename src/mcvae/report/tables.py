@@ -16,7 +16,7 @@ LABELS = {
     "validation_negative_elbo": "validation −ELBO",
     "validation_nll": "validation NLL",
     "energy_distance": "energy distance",
-    "energy_distance_resampled": "energy distance, best of 10 by weight",
+    "energy_distance_resampled": "energy distance, one of 10 drawn by weight",
     "bound_gap": "log p(x) − bound",
     "squared_error": "‖θ̂ − θ‖²",
     "log_evidence_error": "log p̂ − log p",
