@@ -128,12 +128,20 @@ def _boxes(found: list[Summary], arrays: Arrays) -> Figure:
     rows[0].set_ylabel("$\\log\\hat p_\\theta(x) - \\log p_\\theta(x)$, nats per datum")
     rows[1].set_ylabel("error of the derivative along\nthe scale of $\\theta_1$, nats")
     rows[1].set_yscale("symlog", linthresh=10)
-    rows[1].set_xticks(range(1, len(methods) + 1), [method_label(m).replace(", ", "\n") for m in methods], fontsize=7)
+    rows[1].set_xticks(range(1, len(methods) + 1), [_stacked(method_label(m)) for m in methods], fontsize=7)
     size = len(arrays[f"{methods[0]}/log_evidence_error"])
     figure.supxlabel(
         f"boxes: quartiles of {size} replicates of a batch of 100; the lower axis is logarithmic beyond ±10", fontsize=8
     )
     return figure
+
+
+def _stacked(label: str) -> str:
+    return (
+        label.replace(", ", "\n")
+        .replace("learned backward kernels", "learned\nbackward")
+        .replace("control ", "control\n")
+    )
 
 
 def _scores(found: list[Summary], arrays: Arrays) -> Figure:
