@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -44,7 +45,7 @@ def draw(experiment: str, title: str, records: Sequence[Record], arrays: Arrays,
     """Write `figure.png` and `figure.svg` of an experiment."""
     with mpl.rc_context(_STYLE):
         figure = FIGURES[experiment](summarise(records), arrays)
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(fill(title, int(12 * figure.get_figwidth())), fontsize=11)
         paths = [folder / "figure.png", folder / "figure.svg"]
         figure.savefig(paths[0], dpi=160)
         figure.savefig(paths[1], metadata={"Date": None})

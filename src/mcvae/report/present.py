@@ -21,8 +21,9 @@ def present(folder: Path) -> list[Path]:
     arrays = dict(numpy.load(path)) if path.exists() else {}
     title = f"{provenance['title']} ({provenance['preset']}, protocol {provenance['protocol']})"
     content = table(title, records, provenance["metrics"])
-    if provenance["unfinished"]:
-        content.notes.append(f"Not finished: {', '.join(provenance['unfinished'])}.")
+    if unfinished := provenance["unfinished"]:
+        more = f" and {len(unfinished) - 5} more" if len(unfinished) > 5 else ""
+        content.notes.append(f"Not finished: {', '.join(unfinished[:5])}{more}.")
     (folder / "table.md").write_text(markdown(content) + "\n")
     (folder / "table.tex").write_text(latex(content))
     console = Console()

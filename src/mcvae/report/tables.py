@@ -70,7 +70,10 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
     """A row per method, a column per metric, data set and epoch, the paper's number beside ours; then the cost."""
     found = summarise(records)
     datasets, methods = _unique(s.dataset for s in found), _unique(s.method for s in found)
-    columns = sorted(_unique((s.metric, s.dataset, s.epoch) for s in found), key=lambda c: metrics.index(c[0]))
+    columns = sorted(
+        _unique((s.metric, s.dataset, s.epoch) for s in found),
+        key=lambda c: (metrics.index(c[0]), datasets.index(c[1]), c[2] or 0),
+    )
     cells = {(s.method, (s.metric, s.dataset, s.epoch)): s for s in found}
     with_paper = {
         column for column in columns if any(s.paper is not None for (_, c), s in cells.items() if c == column)
@@ -100,7 +103,11 @@ def _unique(items: Iterable[tuple[str, str, int | None] | str]) -> list:  # type
 
 def _heading(column: tuple[str, str, int | None], named: bool) -> str:
     metric, dataset, epoch = column
-    parts = [LABELS.get(metric, metric), *([dataset] if named else []), *([f"{epoch} epochs"] if epoch else [])]
+    parts = [
+        LABELS.get(metric, metric),
+        *([dataset] if named else []),
+        *([f"{epoch} epoch{'s' * (epoch > 1)}"] if epoch else []),
+    ]
     return ", ".join(parts)
 
 
