@@ -14,7 +14,7 @@ from mcvae.experiments.paper import paper_value, paper_values
 from mcvae.experiments.reproduce import EXPERIMENTS, Options, reproduce
 from mcvae.models import PPCA, LatentVariableModel, Ring
 from mcvae.records import Record, read_records, summarise
-from mcvae.report.figures import FIGURES
+from mcvae.report.figures import FIGURES, draw
 from mcvae.report.present import present
 from mcvae.report.tables import latex, markdown, table
 
@@ -222,3 +222,16 @@ def test_paper_csv_has_no_duplicates():
     with open(images.__file__.replace("images.py", "paper.csv"), newline="") as file:
         rows = [tuple(row.values())[:5] for row in csv.DictReader(file)]
     assert len(rows) == len(set(rows))
+
+
+@pytest.mark.parametrize("name", ["k-sweep", "cifar10", "celeba"])
+def test_figures_of_experiments_that_take_longer(name, tmp_path):
+    methods = ("vae", "iwae-10", "l-mcvae-linear-k1", "l-mcvae-linear-k10")
+    records = [
+        Record(name, "mnist", method, metric, 90.0 - index + seed, seed, 10, 0.1)
+        for index, method in enumerate(methods)
+        for metric in ("negative_elbo", "nll")
+        for seed in range(2)
+    ]
+    paths = draw(name, EXPERIMENTS[name].title, records, {}, tmp_path)
+    assert all(path.stat().st_size > 1000 for path in paths)
