@@ -404,7 +404,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         COMMANDS[parsed.command](**options)
     except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
+        goes_on = parsed.command in ("evaluate", "demo", "reproduce", "sweep")
+        print("\nInterrupted." + " The same command goes on where it was." * goes_on, file=sys.stderr)
         return 130
     except Exception as error:
         if debug or not _is_users_mistake(error):
