@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mcvae import models as models, recipes as recipes
+    from mcvae.allocator import keep_memory as keep_memory
     from mcvae.annealing import Trajectory as Trajectory, anneal as anneal
     from mcvae.backward import GaussianBackward as GaussianBackward
     from mcvae.bounds import (
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from mcvae.tuning import Tuning as Tuning, pilot_step_sizes as pilot_step_sizes, tune as tune
 
 _HOME = {
+    "keep_memory": "mcvae.allocator",
     "Trajectory": "mcvae.annealing",
     "anneal": "mcvae.annealing",
     "GaussianBackward": "mcvae.backward",

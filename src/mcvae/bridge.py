@@ -220,8 +220,8 @@ class Bridge:
         return weight_q * point.score_q + weight_p * point.score_p
 
 
-_CHUNK_ROWS = 256
-"""Rows per evaluation without gradients on a CPU: with more, activations leave the cache and every layer waits."""
+_CHUNK_ROWS = 512
+"""Rows per evaluation without gradients on a CPU: fewer waste time between layers, more gain nothing and hold more."""
 
 
 def _accumulator(like: Tensor) -> torch.dtype:

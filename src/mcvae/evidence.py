@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 from torch.distributions import Distribution
 
+from mcvae.allocator import keep_memory
 from mcvae.annealing import Trajectory, anneal
 from mcvae.bounds import iwae
 from mcvae.bridge import Bridge, State
@@ -350,6 +351,7 @@ def run_chains(
         max_rows: chains × data that are held in memory at once; chains run in portions if there are more.
         generator: source of all randomness.
     """
+    keep_memory()
     betas, steps = plan.at(num_steps)
     trajectories = []
     for size in _portions(plan.num_samples, max_rows, bridge):

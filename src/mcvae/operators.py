@@ -158,8 +158,8 @@ class _Curve(Protocol):
         """`gradient` f'(x)."""
         ...
 
-    def curvature(self, x: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
-        """`gradient` f''(x) `direction`."""
+    def bend(self, x: Tensor, gradient: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """`gradient` f''(x) `direction`, and `direction` f'(x)."""
         ...
 
 
@@ -187,7 +187,7 @@ class _Slope(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, gradient = ctx.saved_tensors
         (direction,) = gradients
-        return ctx.curve.curvature(x, gradient, direction), ctx.curve.slope(x, direction), None
+        return *ctx.curve.bend(x, gradient, direction), None
 
 
 class _SiLU:
@@ -200,13 +200,15 @@ class _SiLU:
         slope: Tensor = torch.ops.aten.silu_backward(gradient, x)
         return slope
 
-    def curvature(self, x: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
-        """σ (1 − σ) (2 + x (1 − 2σ)), in two buffers unless it is to be differentiated, too."""
+    def bend(self, x: Tensor, gradient: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """f'' = σ (1 − σ) (2 + x (1 − 2σ)) and f' = σ + x σ (1 − σ) from one exponential, in three buffers."""
         sigma = x.sigmoid()
-        if torch.is_grad_enabled():
-            return gradient * direction * sigma * (1 - sigma) * (2 + x * (1 - 2 * sigma))
         spread = torch.addcmul(sigma, sigma, sigma, value=-1)
-        return sigma.mul_(-2).add_(1).mul_(x).add_(2).mul_(spread).mul_(gradient).mul_(direction)
+        if torch.is_grad_enabled():  # to be differentiated, too
+            return gradient * direction * spread * (2 + x * (1 - 2 * sigma)), direction * (sigma + x * spread)
+        rest = torch.addcmul(x, x, sigma, value=-2).add_(2)
+        slope = sigma.addcmul_(x, spread).mul_(direction)
+        return rest.mul_(spread).mul_(gradient).mul_(direction), slope
 
 
 class _CrossEntropy:
@@ -221,9 +223,9 @@ class _CrossEntropy:
     def slope(self, x: Tensor, gradient: Tensor) -> Tensor:
         return (x.sigmoid() - self.target) * gradient
 
-    def curvature(self, x: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
+    def bend(self, x: Tensor, gradient: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         sigma = x.sigmoid()
-        return sigma * (1 - sigma) * gradient * direction
+        return sigma * (1 - sigma) * gradient * direction, (sigma - self.target) * direction
 
 
 def _elementwise(x: Tensor, curve: _Curve) -> Tensor:

@@ -1,10 +1,7 @@
 """A log density and its score from one evaluation, differentiable once more while gradients are enabled."""
 
-import ctypes
 import math
-import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -12,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributions import Distribution, Independent, Normal
 
+from mcvae.allocator import return_memory
 from mcvae.operators import TwiceDifferentiable
 
 __all__ = ["LogDensity", "ScoredDensity", "distribution_and_score", "recomputed", "value_and_score"]
@@ -113,24 +111,12 @@ def recomputed(function: Callable[[], Result], device: torch.device) -> Result:
         device: where it computes.
     """
     if device.type == "cpu":
-        _return_large_blocks()
+        return_memory()
     region = _Region(function, device)
     with saved_tensors_hooks(region.keep, region.find):
         result = function()
     region.forget()
     return result
-
-
-@cache
-def _return_large_blocks() -> None:
-    """Make glibc give blocks above 1 MB back to the system when they are freed.
-
-    By default it keeps them for reuse; the few numbers that a chain does keep then split them, state after state, and
-    the process grows as if nothing had been forgotten.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
 
 
 class _Region:

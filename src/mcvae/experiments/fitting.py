@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from mcvae import recipes
+from mcvae.allocator import keep_memory
 from mcvae.estimator import AnnealedEstimator
 from mcvae.models import FlowEncoder, GaussianEncoder, LatentVariableModel
 from mcvae.models.networks import mlp
@@ -65,6 +66,7 @@ def fit(
     Parameters that do not require a gradient stay as they are. Gradients are clipped for every method: a chain that
     runs away once would otherwise paralyse Adam for a thousand updates.
     """
+    keep_memory()
     parameters = [p for p in nn.ModuleList([model, objective]).parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(parameters, learning_rate)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_updates)

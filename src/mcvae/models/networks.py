@@ -101,13 +101,47 @@ def conv_decoder(shape: Shape, latent_dim: int, widths: Sequence[int] = (16, 32,
         _ChannelsFirst(),
     ]
     outputs = [max(width // 2, widths[0]) for width in widths[-2::-1]]
-    for fan_in, fan_out, size in zip([widths[-1], *outputs], outputs, sizes[1:], strict=False):
-        layers += [nn.Upsample(size=size, mode="nearest")]
-        layers += [*_convolution(fan_in, fan_in // 2), *_convolution(fan_in // 2, fan_out)]
-    return _initialised(nn.Sequential(*layers, nn.Conv2d(widths[0], shape[0], 1)))
+    for fan_in, fan_out, small, size in zip([widths[-1], *outputs], outputs, sizes, sizes[1:], strict=False):
+        layers += [*_upsampled(small, size, fan_in, fan_in // 2), *_convolution(fan_in // 2, fan_out)]
+    return _initialised(nn.Sequential(*layers, _ChannelsLast(), nn.Linear(widths[0], shape[0]), _ChannelsFirst()))
+
+
+class UpsampledConv2d(nn.Conv2d):
+    """Nearest-neighbour upsampling by two and a 3 × 3 convolution, at less than half the price.
+
+    A pixel's nine neighbours upsampled are copies of four pixels. So the weights that meet the same pixel are summed
+    first, which makes of both operators one transposed convolution, 4 × 4 with stride 2.
+
+    Args:
+        in_channels: channels of the small image.
+        out_channels: channels of the image twice as large.
+        bias: whether to add one.
+
+    >>> small, layer = torch.randn(1, 3, 5, 5), UpsampledConv2d(3, 2)
+    >>> plain = nn.functional.conv2d(nn.Upsample(scale_factor=2)(small), layer.weight, layer.bias, padding=1)
+    >>> torch.allclose(layer(small), plain, atol=1e-5)
+    True
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True):
+        super().__init__(in_channels, out_channels, 3, padding=1, bias=bias)
+        met = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+        self.register_buffer("_met", torch.kron(met, met), persistent=False)  # [16, 9]: which weights tap t sums
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[N, C, H, W]` to `[N, C', 2 H, 2 W]`."""
+        taps = self.weight.transpose(0, 1).reshape(-1, 9) @ self._met.T  # type: ignore[operator]
+        return nn.functional.conv_transpose2d(input, taps.view(self.in_channels, -1, 4, 4), self.bias, stride=2, padding=1)
 
 
 _SILU_POWER = 0.3557  # E[SiLU(u)²] for u ~ N(0, 1)
+
+
+class _ChannelsLast(nn.Module):
+    """`[N, C, H, W]` with its channels last, as a linear layer wants them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1)
 
 
 class _ChannelsFirst(nn.Module):
@@ -115,6 +149,13 @@ class _ChannelsFirst(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(0, 3, 1, 2)
+
+
+def _upsampled(small: tuple[int, int], size: tuple[int, int], fan_in: int, fan_out: int) -> list[nn.Module]:
+    """Nearest-neighbour upsampling from one size to another, then a convolution."""
+    if size == (2 * small[0], 2 * small[1]):
+        return [UpsampledConv2d(fan_in, fan_out), nn.SiLU()]
+    return [nn.Upsample(size=size, mode="nearest"), *_convolution(fan_in, fan_out)]
 
 
 def _convolution(fan_in: int, fan_out: int) -> list[nn.Module]:

@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 import mcvae
+from mcvae.allocator import keep_memory
 from mcvae.data import TRANSFORMS, Batches, Images, load_images
 from mcvae.estimator import AnnealedEstimator
 from mcvae.training.callbacks import (
@@ -113,6 +114,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
         config.run.folder = config.run.folder or default_folder(config)
         home = RunFolder(config.run.folder)
     folder = home.path
+    keep_memory()
     seed_everything(config.run.seed, verbose=False)
     model, objective = build(config.model, config.method, images.shape)
     module = VariationalTraining(
