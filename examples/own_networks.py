@@ -36,6 +36,7 @@ class Decoder(nn.Module):
 def train(objective: mcvae.AnnealedEstimator, x: Tensor, epochs: int) -> mcvae.LatentVariableModel:
     """Adam on the bound; nothing else changes between methods."""
     model = mcvae.LatentVariableModel(Encoder(), Decoder())
+    mcvae.keep_memory()
     optimizer = torch.optim.Adam([*model.parameters(), *objective.parameters()], lr=3e-3)
     for _ in range(epochs):
         for batch in x[torch.randperm(len(x))].split(100):

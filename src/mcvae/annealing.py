@@ -4,6 +4,7 @@ log w = log γ_end(z_K) − log γ_start(z_0) + Σ_k log_ratio_k,    E[w] = Z_en
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from torch import Generator, Tensor
 
 from mcvae.bridge import Bridge, State
 from mcvae.kernels import Kernel
+from mcvae.randomness import rewinder
 
-__all__ = ["Trajectory", "anneal"]
+__all__ = ["Trajectory", "anneal", "anneal_hopefully"]
 
 
 class Trajectory(NamedTuple):
@@ -99,6 +101,29 @@ def anneal(
         nonfinite=nonfinite | log_weight.isnan(),
         score_mean=torch.stack(score_mean) if len(score_mean) == len(kernels) > 0 else None,
     )
+
+
+def anneal_hopefully(
+    bridge: Bridge,
+    state: State,
+    kernels: Kernel | Sequence[Kernel],
+    betas: Tensor,
+    step_sizes: Tensor,
+    *,
+    generator: Generator | None = None,
+) -> Trajectory:
+    """`anneal` with one look at the device per chain instead of one per state: for training on an accelerator.
+
+    It assumes that every proposal can be evaluated. If one could not, the chains are run again from the same noise, and
+    the failed rows evaluated elsewhere, so that no NaN reaches a gradient.
+    """
+    hopeful = replace(bridge, failures=[])
+    rewind = rewinder(generator, state.point.z.device)
+    trajectory = anneal(hopeful, state, kernels, betas, step_sizes, generator=generator)
+    if hopeful.failures and bool(torch.stack(hopeful.failures).any()):
+        rewind()
+        return anneal(bridge, state, kernels, betas, step_sizes, generator=generator)
+    return trajectory
 
 
 def _check_steps(

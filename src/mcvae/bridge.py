@@ -87,6 +87,8 @@ class Bridge:
         context: what amortised backward kernels and flows may look at, `[B, C]`: usually the data x.
         memory: "low" forgets the activations of every evaluation and computes them again in the backward pass, so
             that memory grows with K D and not with K times the model's activations; costs about half as much again.
+        failures: if a list, `evaluate` does not look whether rows failed while gradients are enabled, which would wait
+            for the device, but notes it there for `anneal_hopefully`.
 
     A `log_joint` with a method `value_and_score(z) -> ([S, B], [S, B, D])` is asked for its score; autograd finds
     that of all others.
@@ -107,6 +109,7 @@ class Bridge:
     path: Path = field(default_factory=GeometricPath)
     context: Tensor | None = None
     memory: Literal["normal", "low"] = "normal"
+    failures: list[Tensor] | None = None
 
     def __post_init__(self) -> None:
         _check_initial(self.initial)
@@ -167,7 +170,10 @@ class Bridge:
             smooth = ((point.score_q.abs() <= largest**0.5) & (point.score_p.abs() <= largest**0.5)).all(-1)
         usable = inside & (point.log_q < torch.inf) & (point.log_p < torch.inf) & (smooth | vanishes)
         clean = usable & smooth & (point.log_q > -(largest**0.5)) & (point.log_p > -(largest**0.5))
-        if fallback is not None and torch.is_grad_enabled() and not bool(clean.all()):
+        recorded = fallback is not None and torch.is_grad_enabled()
+        if recorded and self.failures is not None:
+            self.failures.append(~clean.all())
+        elif recorded and not bool(clean.all()):
             again = self._attempt(torch.where(clean.unsqueeze(-1), z, refuge), with_score)
             point = select(clean, again, _detached(point))
         # Where a density vanishes the drift may be anything finite, as long as both transition densities use the same.

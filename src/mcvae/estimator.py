@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from mcvae.annealing import Trajectory, anneal
+from mcvae.annealing import Trajectory, anneal, anneal_hopefully
 from mcvae.bounds import Bound, ControlVariate, elbo, leave_one_out, surrogate
 from mcvae.bridge import Bridge, State
 from mcvae.kernels import Kernel, MetropolisHastings
@@ -79,7 +79,8 @@ class AnnealedEstimator(nn.Module):
             kernels = kernels * self.schedule.num_steps
         with_score = any(kernel.uses_score for kernel in kernels)
         point = bridge.sample(self.num_samples, with_score=with_score, generator=generator)
-        trajectory = anneal(bridge, State(point), kernels, self.schedule(), self.step_sizes(), generator=generator)
+        run = anneal if point.z.device.type == "cpu" else anneal_hopefully
+        trajectory = run(bridge, State(point), kernels, self.schedule(), self.step_sizes(), generator=generator)
         return Estimate(
             bound=self.bound(trajectory.log_weight.detach()),
             loss=-surrogate(trajectory, self.bound, self.control_variate),

@@ -3,12 +3,13 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 from torch.distributions import Distribution
 
-__all__ = ["SharedGenerator", "draw", "seeded_generator", "standard_normal", "uniform"]
+__all__ = ["SharedGenerator", "draw", "rewinder", "seeded_generator", "standard_normal", "uniform"]
 
 
 class SharedGenerator(Generator):
@@ -45,6 +46,23 @@ def seeded_generator(
         generator = shared = SharedGenerator(device)
         shared.rank, shared.world_size = rank, world_size
     return generator.manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def rewinder(generator: Generator | None, device: torch.device) -> Callable[[], None]:
+    """A function that takes a generator, or the global stream of a device, back to where it is now.
+
+    >>> back = rewinder(None, torch.device("cpu"))
+    >>> first = torch.randn(2)
+    >>> back()
+    >>> torch.equal(torch.randn(2), first)
+    True
+    """
+    if generator is not None:
+        return partial(generator.set_state, generator.get_state())  # type: ignore[return-value]
+    if device.type == "cpu":
+        return partial(torch.set_rng_state, torch.get_rng_state())
+    module = torch.get_device_module(device)
+    return partial(module.set_rng_state, module.get_rng_state(device), device)
 
 
 def standard_normal(like: Tensor, generator: Generator | None) -> Tensor:

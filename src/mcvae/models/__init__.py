@@ -10,7 +10,7 @@ from mcvae.models.likelihoods import (
     Likelihood,
     LogisticLikelihood,
 )
-from mcvae.models.networks import Decoder, GaussianEncoder
+from mcvae.models.networks import Decoder, GaussianEncoder, UpsampledConv2d
 from mcvae.models.ppca import PPCA
 from mcvae.models.quadrature import OneDimensional, log_integral
 from mcvae.models.ring import Ring
@@ -28,6 +28,7 @@ __all__ = [
     "LogisticLikelihood",
     "OneDimensional",
     "Ring",
+    "UpsampledConv2d",
     "build_model",
     "log_integral",
 ]

@@ -9,7 +9,16 @@ from torch.distributions import Distribution, Independent, Normal
 
 from mcvae.models.likelihoods import Likelihood
 
-__all__ = ["Decoder", "GaussianEncoder", "conv_decoder", "conv_encoder", "mlp", "mlp_decoder", "mlp_encoder"]
+__all__ = [
+    "Decoder",
+    "GaussianEncoder",
+    "UpsampledConv2d",
+    "conv_decoder",
+    "conv_encoder",
+    "mlp",
+    "mlp_decoder",
+    "mlp_encoder",
+]
 
 Shape = tuple[int, int, int]
 """(C, H, W)."""
@@ -107,9 +116,9 @@ def conv_decoder(shape: Shape, latent_dim: int, widths: Sequence[int] = (16, 32,
 
 
 class UpsampledConv2d(nn.Conv2d):
-    """Nearest-neighbour upsampling by two and a 3 × 3 convolution, at less than half the price.
+    """Nearest-neighbour upsampling by two and a 3 × 3 convolution, with four products per weight and pixel, not nine.
 
-    A pixel's nine neighbours upsampled are copies of four pixels. So the weights that meet the same pixel are summed
+    Nine neighbours in the large image are copies of four pixels. So the weights that meet the same pixel are summed
     first, which makes of both operators one transposed convolution, 4 × 4 with stride 2.
 
     Args:
@@ -128,10 +137,10 @@ class UpsampledConv2d(nn.Conv2d):
         met = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
         self.register_buffer("_met", torch.kron(met, met), persistent=False)  # [16, 9]: which weights tap t sums
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """`[N, C, H, W]` to `[N, C', 2 H, 2 W]`."""
         taps = self.weight.transpose(0, 1).reshape(-1, 9) @ self._met.T  # type: ignore[operator]
-        return nn.functional.conv_transpose2d(input, taps.view(self.in_channels, -1, 4, 4), self.bias, stride=2, padding=1)
+        return nn.functional.conv_transpose2d(x, taps.view(self.in_channels, -1, 4, 4), self.bias, stride=2, padding=1)
 
 
 _SILU_POWER = 0.3557  # E[SiLU(u)²] for u ~ N(0, 1)
