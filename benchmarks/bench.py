@@ -3,7 +3,7 @@
 Rounds are interleaved in one process and ratios are paired by round, because machines are noisy. Before anything is
 timed, package and reference must give the same weights and gradients from the same noise.
 
-    python benchmarks/bench.py [--rounds 10] [--write docs/performance.md]
+    python benchmarks/bench.py [--rounds 7] [--write docs/performance.md]
 """
 
 import argparse
@@ -450,7 +450,7 @@ def markdown(results: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--write", type=Path, help="page whose tables to replace; JSON goes beside it")
     parser.add_argument("--one-step", nargs=5, help=argparse.SUPPRESS)

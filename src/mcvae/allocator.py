@@ -1,7 +1,8 @@
 """What becomes of memory that torch frees on a CPU, where glibc's `malloc` decides.
 
-Every step frees hundreds of megabytes and asks for the same again. By default glibc hands the greater part back to the
-system each time, which must then map and clear every page anew: a sixth of a training step, a third of an evaluation.
+Every step frees hundreds of megabytes and asks for the same again. By default glibc hands much of that back to the
+system each time, which must then map and clear every page anew: up to a fifth of a training step, a third of an
+evaluation.
 """
 
 import ctypes
