@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.distributions import Normal
 
 from mcvae import Bridge
-from mcvae.randomness import draw
+from mcvae.core.randomness import draw
 
 
 def log_gamma(bridge: Bridge, z: Tensor, beta: float) -> Tensor:

@@ -14,8 +14,9 @@ import torch
 from torch.distributions import Independent, Normal
 
 import mcvae
-from mcvae import State, kernels as kernels_module
-from mcvae.annealing import Trajectory
+from mcvae import State
+from mcvae.core import kernels as kernels_module
+from mcvae.core.annealing import Trajectory
 
 NODES, NODE_WEIGHTS = (torch.tensor(a) for a in numpy.polynomial.hermite_e.hermegauss(14))
 NODE_WEIGHTS = NODE_WEIGHTS / NODE_WEIGHTS.sum()

@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 import mcvae
-from mcvae.diagnostics import _fit_generalised_pareto
+from mcvae.core.diagnostics import _fit_generalised_pareto
 from support import generator, standard_errors_off
 
 

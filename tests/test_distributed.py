@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import mcvae
+from mcvae.core.randomness import draw, seeded_generator
 from mcvae.models import PPCA
 from mcvae.models.flows import FlowEncoder
-from mcvae.randomness import draw, seeded_generator
 from mcvae.training.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from mcvae.training.evaluation import evaluate_run
 from mcvae.training.module import VariationalTraining
@@ -26,7 +26,7 @@ METHODS = ("vae", "l-mcvae", "a-mcvae")
 SCRIPT = """
 import sys
 import mcvae.training.run as run
-from mcvae.randomness import seeded_generator
+from mcvae.core.randomness import seeded_generator
 from mcvae.training.config import *
 from mcvae.training.module import VariationalTraining
 

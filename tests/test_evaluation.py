@@ -68,7 +68,7 @@ class AdaptingWhileWeighing(mcvae.Kernel):
         first = self.moves(bridge, state, beta, step_size, generator=generator)
         second = self.moves(bridge, first.state, beta, step_size / 3, generator=generator)
         again = (first.state.point.z == state.point.z).all(-1)
-        chosen = mcvae.bridge.select(again, second.state.point, first.state.point)
+        chosen = mcvae.core.bridge.select(again, second.state.point, first.state.point)
         log_ratio = torch.where(again, second.log_ratio, first.log_ratio)
         return mcvae.Transition(mcvae.State(chosen), log_ratio, first.log_accept, first.acceptance)
 
@@ -161,11 +161,11 @@ def test_every_doubt_has_a_cause_and_advice():
         "broken": {"num_nonfinite": torch.tensor([3])},
         "empty": {"log_evidence": torch.tensor([-torch.inf])},
     }
-    assert set(wrong) == set(mcvae.evidence.ADVICE)
+    assert set(wrong) == set(mcvae.core.evidence.ADVICE)
     for name, change in wrong.items():
         changed = sound._replace(**change)
         assert name in changed.doubts()[0]
-        assert mcvae.evidence.ADVICE[name] in changed.verdict()
+        assert mcvae.core.evidence.ADVICE[name] in changed.verdict()
 
 
 def test_adaptive_temperatures_beat_even_ones_from_the_prior():

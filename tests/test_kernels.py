@@ -8,7 +8,7 @@ from torch.distributions import Independent, Normal
 
 import mcvae
 from mcvae import Hamiltonian, Langevin, RandomWalk, State
-from mcvae.kernels import _log1mexp
+from mcvae.core.kernels import _log1mexp
 from support import generator, skewed_log_joint, standard_errors_off, wide_initial
 
 BETA = torch.tensor(0.6)

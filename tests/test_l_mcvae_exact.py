@@ -13,7 +13,7 @@ import torch
 from torch.distributions import Independent, Normal
 
 import mcvae
-from mcvae import bridge as bridge_module, kernels as kernels_module
+from mcvae.core import bridge as bridge_module, kernels as kernels_module
 
 LATENT_DIM, DATA_DIM, SIGMA = 2, 3, 0.8
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.distributions import Bernoulli, Independent, Normal
 
 import mcvae
+from mcvae.core.operators import TwiceDifferentiable
+from mcvae.core.scores import recomputed
 from mcvae.models import build_model
-from mcvae.operators import TwiceDifferentiable
-from mcvae.scores import recomputed
 from support import generator
 
 NETWORKS = {

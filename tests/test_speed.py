@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import mcvae
-from mcvae.annealing import anneal, anneal_hopefully
-from mcvae.bridge import State
+from mcvae.core.annealing import anneal, anneal_hopefully
+from mcvae.core.bridge import State
+from mcvae.core.scores import value_and_score
 from mcvae.models import UpsampledConv2d
 from mcvae.models.networks import conv_decoder
-from mcvae.scores import value_and_score
 from support import generator
 
 

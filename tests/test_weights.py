@@ -135,7 +135,7 @@ def bad_moves_skipped(bridge, state, beta, step_size, transition):
     """The public code's ula_skip_threshold: unlikely moves are undone and leave no trace in the weight."""
     keep = transition.acceptance > 0.3
     return transition._replace(
-        state=State(mcvae.bridge.select(keep, transition.state.point, state.point)),
+        state=State(mcvae.core.bridge.select(keep, transition.state.point, state.point)),
         log_ratio=torch.where(keep, transition.log_ratio, 0.0),
     )
 

@@ -14,14 +14,23 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mcvae.bounds import iwae
-from mcvae.bridge import Bridge
-from mcvae.estimator import AnnealedEstimator
-from mcvae.evidence import Evidence, Plan, choose_num_steps, evaluations, make_plan, run_chains, run_sandwich, verdict
-from mcvae.kernels import Kernel
+from mcvae.core.bounds import iwae
+from mcvae.core.bridge import Bridge
+from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.evidence import (
+    Evidence,
+    Plan,
+    choose_num_steps,
+    evaluations,
+    make_plan,
+    run_chains,
+    run_sandwich,
+    verdict,
+)
+from mcvae.core.kernels import Kernel
+from mcvae.core.randomness import draw, seeded_generator
+from mcvae.core.tuning import Spacing, Tuning
 from mcvae.models import LatentVariableModel
-from mcvae.randomness import draw, seeded_generator
-from mcvae.tuning import Spacing, Tuning
 
 __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate"]
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from mcvae.core.randomness import seeded_generator
 from mcvae.data.transforms import Transform
-from mcvae.randomness import seeded_generator
 
 __all__ = ["Batches"]
 

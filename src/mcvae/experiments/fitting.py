@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from mcvae import recipes
 from mcvae.allocator import keep_memory
-from mcvae.estimator import AnnealedEstimator
+from mcvae.core import recipes
+from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.randomness import seeded_generator
 from mcvae.models import FlowEncoder, GaussianEncoder, LatentVariableModel
 from mcvae.models.networks import mlp
-from mcvae.randomness import seeded_generator
 
 __all__ = ["TOY_METHODS", "encoder", "evaluations_per_datum", "fit"]
 

@@ -10,16 +10,16 @@ import numpy
 import torch
 from torch import Generator, Tensor, nn
 
-from mcvae import recipes
-from mcvae.backward import GaussianBackward
-from mcvae.bounds import elbo, none
+from mcvae.core import recipes
+from mcvae.core.backward import GaussianBackward
+from mcvae.core.bounds import elbo, none
+from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.randomness import seeded_generator
+from mcvae.core.step_sizes import Fixed
 from mcvae.data import DataError, load_images
-from mcvae.estimator import AnnealedEstimator
 from mcvae.experiments.fitting import evaluations_per_datum, fit
 from mcvae.models import PPCA, GaussianEncoder, LatentVariableModel
-from mcvae.randomness import seeded_generator
 from mcvae.records import Record
-from mcvae.step_sizes import Fixed
 from mcvae.sweep import Cell
 
 __all__ = ["ESTIMATORS", "cells", "measure", "run"]

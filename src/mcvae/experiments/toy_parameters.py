@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mcvae.core.randomness import seeded_generator
 from mcvae.experiments.fitting import TOY_METHODS, encoder, evaluations_per_datum, fit
 from mcvae.models import LatentVariableModel, Ring
-from mcvae.randomness import seeded_generator
 from mcvae.records import Record
 from mcvae.sweep import Cell
 

@@ -10,10 +10,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
-from mcvae.bridge import Bridge
-from mcvae.paths import GeometricPath, Path
-from mcvae.randomness import draw
-from mcvae.scores import value_and_score
+from mcvae.core.bridge import Bridge
+from mcvae.core.paths import GeometricPath, Path
+from mcvae.core.randomness import draw
+from mcvae.core.scores import value_and_score
 
 __all__ = ["LatentVariableModel", "standard_normal_prior"]
 

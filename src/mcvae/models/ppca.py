@@ -4,8 +4,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 
+from mcvae.core.randomness import draw
 from mcvae.models.latent_variable_model import standard_normal_prior
-from mcvae.randomness import draw
 
 __all__ = ["PPCA"]
 

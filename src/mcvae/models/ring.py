@@ -6,9 +6,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
+from mcvae.core.randomness import draw
 from mcvae.models.latent_variable_model import standard_normal_prior
 from mcvae.models.quadrature import log_integral
-from mcvae.randomness import draw
 
 __all__ = ["Ring"]
 

@@ -17,9 +17,9 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
+from mcvae.core.randomness import draw, seeded_generator
 from mcvae.evaluation import Protocol, evaluate
 from mcvae.models import LatentVariableModel
-from mcvae.randomness import draw, seeded_generator
 from mcvae.training.files import RunError, write_atomically
 from mcvae.training.module import VariationalTraining
 from mcvae.training.pictures import save_grid

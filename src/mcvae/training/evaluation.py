@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mcvae.core.tuning import Spacing, Tuning
 from mcvae.data import Batches
 from mcvae.evaluation import PROTOCOLS, Evaluation, evaluate, remove_saved, write_table
 from mcvae.training.files import load_run, read_config, read_json, snapshot_folder, write_atomically, write_json
 from mcvae.training.pictures import save_grid
 from mcvae.training.run import batches, prepare
 from mcvae.training.storage import RunFolder, check_links, top_level
-from mcvae.tuning import Spacing, Tuning
 
 __all__ = ["evaluate_run"]
 

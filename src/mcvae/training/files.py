@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from mcvae.estimator import AnnealedEstimator
+from mcvae.core.estimator import AnnealedEstimator
 from mcvae.models import LatentVariableModel, build_model
 from mcvae.training.config import MethodConfig, ModelConfig, TrainConfig
 from mcvae.training.methods import build_objective

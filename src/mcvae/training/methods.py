@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mcvae import recipes
-from mcvae.estimator import AnnealedEstimator
-from mcvae.schedules import LearnedSchedule, LinearSchedule, SigmoidSchedule
-from mcvae.step_sizes import Fixed, Learned, ScoreScaled, StepSizes
+from mcvae.core import recipes
+from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.schedules import LearnedSchedule, LinearSchedule, SigmoidSchedule
+from mcvae.core.step_sizes import Fixed, Learned, ScoreScaled, StepSizes
 from mcvae.training.config import MethodConfig
 
 __all__ = ["METHODS", "Method", "build_objective"]

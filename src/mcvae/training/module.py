@@ -8,11 +8,11 @@ import torch.distributed
 from lightning import LightningModule
 from torch import Tensor
 
-from mcvae.annealing import Trajectory
-from mcvae.bridge import NonFiniteDensityError
-from mcvae.estimator import AnnealedEstimator, Estimate
+from mcvae.core.annealing import Trajectory
+from mcvae.core.bridge import NonFiniteDensityError
+from mcvae.core.estimator import AnnealedEstimator, Estimate
+from mcvae.core.randomness import seeded_generator
 from mcvae.models import LatentVariableModel
-from mcvae.randomness import seeded_generator
 from mcvae.training.config import OptimizerConfig
 
 __all__ = ["DivergedError", "VariationalTraining"]

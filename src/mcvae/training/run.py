@@ -16,8 +16,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 import mcvae
 from mcvae.allocator import keep_memory
+from mcvae.core.estimator import AnnealedEstimator
 from mcvae.data import TRANSFORMS, Batches, Images, load_images
-from mcvae.estimator import AnnealedEstimator
 from mcvae.training.callbacks import (
     AtomicCheckpoints,
     Checkpoints,

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributions import Distribution, Independent, Normal
 
 from mcvae.allocator import return_memory
-from mcvae.operators import TwiceDifferentiable
+from mcvae.core.operators import TwiceDifferentiable
 
 __all__ = ["LogDensity", "ScoredDensity", "distribution_and_score", "recomputed", "value_and_score"]
 

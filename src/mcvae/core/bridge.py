@@ -10,9 +10,9 @@ import torch
 from torch import Generator, Tensor
 from torch.distributions import Distribution, constraints
 
-from mcvae.paths import GeometricPath, Path
-from mcvae.randomness import draw
-from mcvae.scores import LogDensity, distribution_and_score, recomputed, value_and_score
+from mcvae.core.paths import GeometricPath, Path
+from mcvae.core.randomness import draw
+from mcvae.core.scores import LogDensity, distribution_and_score, recomputed, value_and_score
 
 __all__ = ["Bridge", "LogDensity", "NonFiniteDensityError", "Point", "State", "select"]
 

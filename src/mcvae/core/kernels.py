@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.distributions import Transform
 
-from mcvae.bridge import Bridge, State, select
-from mcvae.proposals import Hamiltonian, Langevin, Proposal, Proposed, RandomWalk
-from mcvae.randomness import standard_normal, uniform
+from mcvae.core.bridge import Bridge, State, select
+from mcvae.core.proposals import Hamiltonian, Langevin, Proposal, Proposed, RandomWalk
+from mcvae.core.randomness import standard_normal, uniform
 
 __all__ = [
     "FlowStep",

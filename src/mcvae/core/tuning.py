@@ -14,10 +14,10 @@ import torch
 from torch import Generator, Tensor
 from torch.distributions import Distribution
 
-from mcvae.bridge import Bridge, State, select
-from mcvae.kernels import Kernel, MetropolisHastings
-from mcvae.randomness import draw
-from mcvae.schedules import LinearSchedule, SigmoidSchedule
+from mcvae.core.bridge import Bridge, State, select
+from mcvae.core.kernels import Kernel, MetropolisHastings
+from mcvae.core.randomness import draw
+from mcvae.core.schedules import LinearSchedule, SigmoidSchedule
 
 __all__ = ["Spacing", "Tuning", "pilot_step_sizes", "spaced", "step_units", "tune"]
 
@@ -115,7 +115,7 @@ def tune(
         generator: source of all randomness.
 
     >>> from torch.distributions import Independent, Normal
-    >>> from mcvae.kernels import hmc
+    >>> from mcvae.core.kernels import hmc
     >>> bridge = Bridge(Independent(Normal(torch.zeros(1, 2), torch.ones(1, 2)), 1), lambda z: -8 * z.square().sum(-1))
     >>> tuning = tune(bridge, hmc(3), generator=torch.Generator().manual_seed(0))
     >>> betas = tuning.temperatures(5)

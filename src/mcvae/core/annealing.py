@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from mcvae.bridge import Bridge, State
-from mcvae.kernels import Kernel
-from mcvae.randomness import rewinder
+from mcvae.core.bridge import Bridge, State
+from mcvae.core.kernels import Kernel
+from mcvae.core.randomness import rewinder
 
 __all__ = ["Trajectory", "anneal", "anneal_hopefully"]
 
@@ -61,7 +61,7 @@ def anneal(
         generator: source of all randomness; the global stream if None.
 
     >>> from torch.distributions import Independent, Normal
-    >>> from mcvae.kernels import mala
+    >>> from mcvae.core.kernels import mala
     >>> bridge = Bridge(Independent(Normal(torch.zeros(1, 2), torch.ones(1, 2)), 1), lambda z: -z.square().sum(-1))
     >>> generator = torch.Generator().manual_seed(0)
     >>> trajectory = anneal(bridge, State(bridge.sample(8, generator=generator)), mala(), [0.5], [0.1])

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from torch import nn
 
-from mcvae.bounds import Bound, ControlVariate, elbo, iwae as iwae_bound, leave_one_out
-from mcvae.estimator import AnnealedEstimator
-from mcvae.kernels import Kernel, Unadjusted, hmc, mala, ula, underdamped
-from mcvae.proposals import Langevin
-from mcvae.schedules import LinearSchedule, Schedule
-from mcvae.step_sizes import Fixed, ScoreScaled, StepSizes
+from mcvae.core.bounds import Bound, ControlVariate, elbo, iwae as iwae_bound, leave_one_out
+from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.kernels import Kernel, Unadjusted, hmc, mala, ula, underdamped
+from mcvae.core.proposals import Langevin
+from mcvae.core.schedules import LinearSchedule, Schedule
+from mcvae.core.step_sizes import Fixed, ScoreScaled, StepSizes
 
 __all__ = ["a_mcvae", "ais_hmc", "iwae", "l_mcvae", "uha", "vae"]
 

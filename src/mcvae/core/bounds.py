@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mcvae.annealing import Trajectory
+from mcvae.core.annealing import Trajectory
 
 __all__ = ["Bound", "ControlVariate", "elbo", "iwae", "leave_one_out", "none", "renyi", "surrogate"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mcvae.annealing import Trajectory
+from mcvae.core.annealing import Trajectory
 
 __all__ = ["AcceptanceAdapted", "Fixed", "Learned", "ScoreScaled", "StepSizes"]
 

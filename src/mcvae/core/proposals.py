@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mcvae.bridge import Bridge, State
+from mcvae.core.bridge import Bridge, State
 
 __all__ = ["Hamiltonian", "Langevin", "Proposal", "Proposed", "RandomWalk"]
 

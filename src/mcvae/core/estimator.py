@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from mcvae.annealing import Trajectory, anneal, anneal_hopefully
-from mcvae.bounds import Bound, ControlVariate, elbo, leave_one_out, surrogate
-from mcvae.bridge import Bridge, State
-from mcvae.kernels import Kernel, MetropolisHastings
-from mcvae.schedules import Schedule
-from mcvae.step_sizes import StepSizes
+from mcvae.core.annealing import Trajectory, anneal, anneal_hopefully
+from mcvae.core.bounds import Bound, ControlVariate, elbo, leave_one_out, surrogate
+from mcvae.core.bridge import Bridge, State
+from mcvae.core.kernels import Kernel, MetropolisHastings
+from mcvae.core.schedules import Schedule
+from mcvae.core.step_sizes import StepSizes
 
 __all__ = ["AnnealedEstimator", "Estimate"]
 

@@ -9,15 +9,15 @@ from torch import Generator, Tensor
 from torch.distributions import Distribution
 
 from mcvae.allocator import keep_memory
-from mcvae.annealing import Trajectory, anneal
-from mcvae.bounds import iwae
-from mcvae.bridge import Bridge, State
-from mcvae.diagnostics import effective_sample_size, pareto_k, standard_error
-from mcvae.kernels import Kernel, hmc
-from mcvae.paths import GeometricPath, Path
-from mcvae.schedules import Schedule
-from mcvae.scores import LogDensity
-from mcvae.tuning import Spacing, Tuning, spaced, step_units, tune
+from mcvae.core.annealing import Trajectory, anneal
+from mcvae.core.bounds import iwae
+from mcvae.core.bridge import Bridge, State
+from mcvae.core.diagnostics import effective_sample_size, pareto_k, standard_error
+from mcvae.core.kernels import Kernel, hmc
+from mcvae.core.paths import GeometricPath, Path
+from mcvae.core.schedules import Schedule
+from mcvae.core.scores import LogDensity
+from mcvae.core.tuning import Spacing, Tuning, spaced, step_units, tune
 
 __all__ = ["Evidence", "Plan", "Sandwich", "estimate_log_evidence", "run_chains", "sandwich_log_evidence"]
 

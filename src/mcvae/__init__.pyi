@@ -1,0 +1,76 @@
+"""The public names, and where they live."""
+
+from . import models as models
+from .allocator import keep_memory as keep_memory
+from .core import recipes as recipes
+from .core.annealing import Trajectory as Trajectory, anneal as anneal
+from .core.backward import GaussianBackward as GaussianBackward
+from .core.bounds import (
+    elbo as elbo,
+    iwae as iwae,
+    leave_one_out as leave_one_out,
+    none as none,
+    renyi as renyi,
+    surrogate as surrogate,
+)
+from .core.bridge import (
+    Bridge as Bridge,
+    LogDensity as LogDensity,
+    NonFiniteDensityError as NonFiniteDensityError,
+    Point as Point,
+    State as State,
+)
+from .core.diagnostics import (
+    effective_sample_size as effective_sample_size,
+    pareto_k as pareto_k,
+    standard_error as standard_error,
+)
+from .core.estimator import AnnealedEstimator as AnnealedEstimator, Estimate as Estimate
+from .core.evidence import (
+    Evidence as Evidence,
+    Sandwich as Sandwich,
+    estimate_log_evidence as estimate_log_evidence,
+    sandwich_log_evidence as sandwich_log_evidence,
+)
+from .core.kernels import (
+    FlowStep as FlowStep,
+    Kernel as Kernel,
+    MetropolisHastings as MetropolisHastings,
+    Transition as Transition,
+    Unadjusted as Unadjusted,
+    barker as barker,
+    hmc as hmc,
+    mala as mala,
+    metropolis as metropolis,
+    rwm as rwm,
+    ula as ula,
+    underdamped as underdamped,
+)
+from .core.paths import GeometricPath as GeometricPath, MixturePath as MixturePath, Path as Path
+from .core.proposals import (
+    Hamiltonian as Hamiltonian,
+    Langevin as Langevin,
+    Proposal as Proposal,
+    Proposed as Proposed,
+    RandomWalk as RandomWalk,
+)
+from .core.schedules import (
+    FixedSchedule as FixedSchedule,
+    LearnedSchedule as LearnedSchedule,
+    LinearSchedule as LinearSchedule,
+    Schedule as Schedule,
+    SigmoidSchedule as SigmoidSchedule,
+)
+from .core.step_sizes import (
+    AcceptanceAdapted as AcceptanceAdapted,
+    Fixed as Fixed,
+    Learned as Learned,
+    ScoreScaled as ScoreScaled,
+    StepSizes as StepSizes,
+)
+from .core.tuning import Tuning as Tuning, pilot_step_sizes as pilot_step_sizes, tune as tune
+from .evaluation import Evaluation as Evaluation, Protocol as Protocol, evaluate as evaluate
+from .models import LatentVariableModel as LatentVariableModel
+from .training.files import load as load
+
+__version__: str

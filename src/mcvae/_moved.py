@@ -1,0 +1,40 @@
+"""Module paths of earlier releases: `import mcvae.kernels` finds `mcvae.core.kernels` and says so."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+__all__ = ["MOVED", "install"]
+
+_TO_CORE = (
+    "annealing bounds bridge diagnostics estimator evidence kernels operators paths proposals randomness recipes "
+    "schedules scores step_sizes tuning"
+)
+MOVED = {f"mcvae.{name}": f"mcvae.core.{name}" for name in _TO_CORE.split()}
+"""Old path to new path."""
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Python makes an empty module, which `exec_module` replaces."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        old, new = module.__name__, MOVED[module.__name__]
+        if old != "mcvae.recipes":  # a public name that stays
+            warnings.warn(f"{old} is now {new}; the old path will go.", DeprecationWarning, stacklevel=2)
+        sys.modules[old] = import_module(new)
+
+
+def install() -> None:
+    """Let Python find modules under their old paths."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
