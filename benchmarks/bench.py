@@ -91,7 +91,7 @@ def source() -> torch.Generator:
 
 
 def objective(name: str, k: int = 0, samples: int = 1) -> mcvae.AnnealedEstimator:
-    steps = mcvae.Fixed(k, STEP)
+    steps = mcvae.FixedStepSizes(k, STEP)
     return {
         "vae": lambda: mcvae.recipes.vae(samples),
         "iwae": lambda: mcvae.recipes.iwae(samples),

@@ -15,33 +15,24 @@ class CrankNicolson(mcvae.Kernel):
     """Accept z' with probability min(1, γ(z') N(z) / (γ(z) N(z')))."""
 
     uses_score = False
+    accepts = True
+    target_acceptance = 0.234
 
     def forward(
-        self,
-        bridge: mcvae.Bridge,
-        state: mcvae.State,
-        beta: Tensor,
-        step_size: Tensor,
-        *,
-        generator: Generator | None = None,
+        self, bridge: mcvae.Bridge, state: mcvae.State, step: mcvae.Step, *, generator: Generator | None = None
     ) -> mcvae.Transition:
-        """One step at temperature `beta`."""
-        old = state.point
-        noise = torch.randn(old.z.shape, generator=generator, dtype=old.z.dtype)
-        new = bridge.evaluate((1 - step_size**2).sqrt() * old.z + step_size * noise, with_score=False)
-        gain = bridge.log_density(new, beta) - bridge.log_density(old, beta)
+        """One step at temperature `step.beta`."""
+        old, size = state.point, step.step_size
+        noise = mcvae.standard_normal(old.z, generator)  # unlike torch.randn, right on any device and any process
+        new = bridge.evaluate((1 - size**2).sqrt() * old.z + size * noise, with_score=False, fallback=old.z)
+        gain = bridge.log_density(new, step.beta) - bridge.log_density(old, step.beta)
         log_alpha = (gain + 0.5 * (new.z.square() - old.z.square()).sum(-1)).clamp(max=0)
-        accepted = torch.rand(log_alpha.shape, generator=generator) < log_alpha.exp()
-        moved = mcvae.Point(
-            torch.where(accepted.unsqueeze(-1), new.z, old.z),
-            torch.where(accepted, new.log_q, old.log_q),
-            torch.where(accepted, new.log_p, old.log_p),
-            None,
-            None,
-        )
+        accepted = mcvae.uniform(log_alpha, generator) < log_alpha.exp()
+        moved = mcvae.select(accepted, new, old)
         return mcvae.Transition(
             mcvae.State(moved),
-            log_ratio=bridge.log_density(old, beta) - bridge.log_density(moved, beta),  # as for every reversible kernel
+            # as for every reversible kernel
+            log_ratio=bridge.log_density(old, step.beta) - bridge.log_density(moved, step.beta),
             log_accept=torch.where(accepted, log_alpha, torch.log1p(-log_alpha.exp())),
             acceptance=log_alpha.exp(),
         )

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, Normal
 
+import mcvae
+
 LOG_Z = torch.tensor([0.7, -0.4], dtype=torch.float64)
 """Log evidence of the two data of `skewed_log_joint`."""
 
@@ -32,6 +34,12 @@ def standard_errors_off(samples: Tensor, truth: Tensor | float) -> float:
     error = samples.mean(0) - truth
     scale = samples.std(0) / samples.shape[0] ** 0.5
     return float((error / scale).abs().max())
+
+
+def step(beta=1.0, step_size=0.1, index: int = 1, num_steps: int = 1, next_beta=1.0) -> mcvae.Step:
+    """A step of a chain, for a kernel that is called alone."""
+    beta, step_size, next_beta = (torch.as_tensor(value) for value in (beta, step_size, next_beta))
+    return mcvae.Step(index, num_steps, beta, next_beta, step_size)
 
 
 def generator(seed: int = 0) -> torch.Generator:

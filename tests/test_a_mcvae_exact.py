@@ -16,7 +16,7 @@ from torch.distributions import Independent, Normal
 import mcvae
 from mcvae import State
 from mcvae.core import kernels as kernels_module
-from mcvae.core.annealing import Trajectory
+from mcvae.core.annealing import StepRecord, Trajectory
 
 NODES, NODE_WEIGHTS = (torch.tensor(a) for a in numpy.polynomial.hermite_e.hermegauss(14))
 NODE_WEIGHTS = NODE_WEIGHTS / NODE_WEIGHTS.sum()
@@ -123,17 +123,23 @@ def test_gradient_equals_quadrature_times_enumeration(num_steps, rule, monkeypat
 
 
 BOUNDS = {"elbo": mcvae.elbo, "iwae": mcvae.iwae, "renyi": mcvae.renyi(0.5)}
-CONTROL_VARIATES = {"leave one out": mcvae.leave_one_out, "none": mcvae.none}
+CONTROL_VARIATES = {
+    "stopped": mcvae.stopped,
+    "leave one out": mcvae.leave_one_out,
+    "none": mcvae.no_control_variate,
+}
 
 
 def pairs(trajectory, mass):
     """All pairs of atoms as trajectories of two samples, with the probability of each pair."""
     keep = mass > 1e-9  # certain rejections and far tails; their mass is checked to be negligible
     assert mass[~keep].sum() < 1e-6
-    w, log_a, mass = trajectory.log_weight[keep, 0], trajectory.log_accept[keep, 0], mass[keep]
+    w, mass = trajectory.log_weight[keep, 0], mass[keep]
     i, j = torch.cartesian_prod(torch.arange(len(w)), torch.arange(len(w))).T
-    both = Trajectory(torch.stack([w[i], w[j]]), torch.stack([log_a[i], log_a[j]]), None, None, None, None)
-    return both, mass[i] * mass[j], keep
+    steps = StepRecord(
+        *(torch.stack([values[:, keep, 0][:, i], values[:, keep, 0][:, j]], 1) for values in trajectory.steps)
+    )
+    return Trajectory(torch.stack([w[i], w[j]]), None, None, None, steps=steps), mass[i] * mass[j], keep
 
 
 @pytest.mark.parametrize("control_variate", CONTROL_VARIATES)
@@ -156,14 +162,14 @@ def test_surrogate_is_unbiased_for_every_bound_and_control_variate(bound, contro
 
 def test_leave_one_out_is_the_papers_control_variate_for_the_elbo():
     log_weight = torch.tensor([[1.0], [2.0], [6.0]])
-    signal = mcvae.elbo(log_weight) - mcvae.leave_one_out(mcvae.elbo, log_weight)
+    signal = mcvae.elbo(log_weight) - mcvae.leave_one_out(mcvae.elbo, Trajectory(log_weight, None, None, None))
     others = torch.tensor([[4.0], [3.5], [1.5]])
     torch.testing.assert_close(signal, (log_weight - others) / 3)
 
 
 def test_without_control_variate_the_signal_is_that_of_the_paper():
     log_weight = torch.tensor([[1.0], [2.0], [6.0]])
-    signal = mcvae.elbo(log_weight) - mcvae.none(mcvae.elbo, log_weight)
+    signal = mcvae.elbo(log_weight) - mcvae.no_control_variate(mcvae.elbo, Trajectory(log_weight, None, None, None))
     torch.testing.assert_close(signal, log_weight / 3)
 
 
@@ -179,7 +185,7 @@ def test_leave_one_out_reduces_the_variance_of_the_gradient(bound):
         objective = mcvae.AnnealedEstimator(
             mcvae.mala(),
             mcvae.LinearSchedule(2, interior=True),
-            mcvae.Fixed(2, 0.4),
+            mcvae.FixedStepSizes(2, 0.4),
             num_samples=3,
             bound=BOUNDS[bound],
             control_variate=control_variate,
@@ -187,4 +193,4 @@ def test_leave_one_out_reduces_the_variance_of_the_gradient(bound):
         loss = objective(bridge, generator=torch.Generator().manual_seed(0)).loss
         return torch.autograd.grad(loss.sum(), loc)[0].var()
 
-    assert variance(mcvae.leave_one_out) < 0.01 * variance(mcvae.none)
+    assert variance(mcvae.leave_one_out) < 0.01 * variance(mcvae.no_control_variate)

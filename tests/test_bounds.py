@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import mcvae
+from mcvae.core.annealing import StepRecord
 from support import LOG_Z, generator, skewed_log_joint, standard_errors_off, wide_initial
 
 LOG_WEIGHT = torch.tensor([[0.0, -1000.0], [math.log(3.0), -1001.0]], dtype=torch.float64)
@@ -39,10 +40,10 @@ def test_every_recipe_is_a_lower_bound(recipe):
     objective = {
         "vae": lambda: mcvae.recipes.vae(),
         "iwae": lambda: mcvae.recipes.iwae(5),
-        "l_mcvae": lambda: mcvae.recipes.l_mcvae(4, latent_dim=2, step_sizes=mcvae.Fixed(4, 0.05)),
-        "a_mcvae": lambda: mcvae.recipes.a_mcvae(4, latent_dim=2, step_sizes=mcvae.Fixed(4, 0.3)),
-        "uha": lambda: mcvae.recipes.uha(4, latent_dim=2, step_sizes=mcvae.Fixed(4, 0.3)),
-        "ais_hmc": lambda: mcvae.recipes.ais_hmc(4, latent_dim=2, step_sizes=mcvae.Fixed(4, 0.3)),
+        "l_mcvae": lambda: mcvae.recipes.l_mcvae(4, latent_dim=2, step_sizes=mcvae.FixedStepSizes(4, 0.05)),
+        "a_mcvae": lambda: mcvae.recipes.a_mcvae(4, latent_dim=2, step_sizes=mcvae.FixedStepSizes(4, 0.3)),
+        "uha": lambda: mcvae.recipes.uha(4, latent_dim=2, step_sizes=mcvae.FixedStepSizes(4, 0.3)),
+        "ais_hmc": lambda: mcvae.recipes.ais_hmc(4, latent_dim=2, step_sizes=mcvae.FixedStepSizes(4, 0.3)),
     }[recipe]()
     bounds = replicates(objective, 4000)
     gap = LOG_Z - bounds.mean(0)
@@ -62,13 +63,16 @@ def replicates(objective, number):
         return objective(bridge, generator=generator()).bound.reshape(number, 2)
 
 
-@pytest.mark.parametrize("control_variate", [mcvae.leave_one_out, mcvae.none])
+@pytest.mark.parametrize("control_variate", [mcvae.stopped, mcvae.leave_one_out, mcvae.no_control_variate])
 @pytest.mark.parametrize("bound", [mcvae.elbo, mcvae.iwae, mcvae.renyi(0.5)])
 @pytest.mark.parametrize("dead", [1, 2, 3])
 def test_weights_of_zero_leave_no_nan_in_gradients(dead, bound, control_variate):
     log_weight = torch.tensor([[-torch.inf]] * dead + [[0.3 * k] for k in range(3 - dead)], requires_grad=True)
-    log_accept = torch.zeros(3, 1, requires_grad=True)
-    trajectory = mcvae.Trajectory(log_weight, log_accept, None, None, None, None)
+    log_accept = torch.zeros(2, 3, 1, requires_grad=True)
+    steps = StepRecord(
+        torch.zeros(2, 3, 1), log_accept, torch.tensor([-torch.inf, 0.2]).reshape(2, 1, 1).expand(2, 3, 1)
+    )
+    trajectory = mcvae.Trajectory(log_weight, None, None, None, steps=steps)
     mcvae.surrogate(trajectory, bound, control_variate).sum().backward()
     assert log_weight.grad.isfinite().all()
     assert log_accept.grad.isfinite().all()

@@ -64,9 +64,9 @@ class AdaptingWhileWeighing(mcvae.Kernel):
         super().__init__()
         self.moves = mcvae.hmc(3)
 
-    def forward(self, bridge, state, beta, step_size, *, generator=None):
-        first = self.moves(bridge, state, beta, step_size, generator=generator)
-        second = self.moves(bridge, first.state, beta, step_size / 3, generator=generator)
+    def forward(self, bridge, state, step, *, generator=None):
+        first = self.moves(bridge, state, step, generator=generator)
+        second = self.moves(bridge, first.state, step._replace(step_size=step.step_size / 3), generator=generator)
         again = (first.state.point.z == state.point.z).all(-1)
         chosen = mcvae.core.bridge.select(again, second.state.point, first.state.point)
         log_ratio = torch.where(again, second.log_ratio, first.log_ratio)

@@ -96,12 +96,14 @@ def test_ppca_measurement_agrees_with_the_closed_form_for_the_elbo(small_ppca):
 
 def test_unbiased_gradients_pass_and_the_pathwise_one_is_rejected(small_ppca):
     model, x = small_ppca
-    objective = mcvae.recipes.a_mcvae(3, 3, step_sizes=mcvae.Fixed(3, 0.1), num_samples=5)
+    objective = mcvae.recipes.a_mcvae(3, 3, step_sizes=mcvae.FixedStepSizes(3, 0.1), num_samples=5)
     right = ppca.measure(model, objective, x, 250, seed=0)
     wrong = ppca.measure(model, objective, x, 250, seed=0, pathwise=True)
     assert abs(right.metrics["derivative_z"][0]) < 4
     assert abs(wrong.metrics["derivative_z"][0]) > 6
-    without = mcvae.recipes.a_mcvae(3, 3, step_sizes=mcvae.Fixed(3, 0.1), num_samples=5, control_variate=mcvae.none)
+    without = mcvae.recipes.a_mcvae(
+        3, 3, step_sizes=mcvae.FixedStepSizes(3, 0.1), num_samples=5, control_variate=mcvae.no_control_variate
+    )
     noisy = ppca.measure(model, without, x, 100, seed=0)
     assert noisy.metrics["gradient_variance"][0] > 3 * right.metrics["gradient_variance"][0]
 

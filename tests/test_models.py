@@ -162,7 +162,7 @@ def test_a_lazy_transform_is_a_fine_flow_step():
         lambda z: Independent(Normal(z @ torch.ones(2, 3), 1.0), 1),
     )
     objective = mcvae.AnnealedEstimator(
-        [mcvae.FlowStep(flow.transform), mcvae.ula()], mcvae.LinearSchedule(2), mcvae.Fixed(2, 0.05)
+        [mcvae.FlowStep(flow.transform), mcvae.ula()], mcvae.LinearSchedule(2), mcvae.FixedStepSizes(2, 0.05)
     )
     objective(model.bridge(torch.randn(4, 3))).loss.mean().backward()
     assert all(p.grad.abs().sum() > 0 for p in flow.transform.parameters())

@@ -63,7 +63,7 @@ def test_sigmoid_is_the_formula_normalised_at_zero():
 def test_parameters_are_learned_through_the_bound(name):
     initial = torch.distributions.Independent(torch.distributions.Normal(torch.zeros(64, 1), 1.0), 1)
     bridge = mcvae.Bridge(initial, lambda z: -2 * (z - 2).square().sum(-1))
-    objective = mcvae.AnnealedEstimator(mcvae.ula(), SCHEDULES[name](4), mcvae.Fixed(4, 0.1))
+    objective = mcvae.AnnealedEstimator(mcvae.ula(), SCHEDULES[name](4), mcvae.FixedStepSizes(4, 0.1))
     objective(bridge).loss.mean().backward()
     (parameter,) = objective.schedule.parameters()
     assert parameter.grad.abs().max() > 1e-4

@@ -6,8 +6,8 @@ import mcvae
 from support import generator
 
 STEP_SIZES = {
-    "fixed": lambda: mcvae.Fixed(3, 0.1),
-    "learned": lambda: mcvae.Learned(3, torch.tensor([[0.1, 0.2]])),
+    "fixed": lambda: mcvae.FixedStepSizes(3, 0.1),
+    "learned": lambda: mcvae.LearnedStepSizes(3, torch.tensor([[0.1, 0.2]])),
     "acceptance": lambda: mcvae.AcceptanceAdapted(3, 0.1),
     "score": lambda: mcvae.ScoreScaled(3, latent_dim=2, step_size=0.1),
 }
@@ -75,7 +75,7 @@ def test_score_scaling_finds_acceptance_and_shape(kernel, target):
 def test_score_scaling_is_the_papers_rule():
     steps = mcvae.ScoreScaled(1, latent_dim=2, step_size=0.2, target=0.9, rate=0.0, epsilon=0.01)
     trajectory = mcvae.Trajectory(
-        torch.zeros(4, 3), torch.zeros(4, 3), None, torch.full((1, 3), 0.5), torch.tensor([[2.0, 0.0]]), None
+        torch.zeros(4, 3), None, torch.full((1, 3), 0.5), None, score_std=torch.tensor([[2.0, 0.0]])
     )
     steps.update(trajectory)
     expected = 0.9 * 0.2 + 0.1 * 0.2 / (0.01 + torch.tensor([[2.0, 0.0]]))
@@ -104,21 +104,21 @@ def test_adapting_before_the_backward_pass_is_harmless(name):
 def test_vectors_adapt_to_the_acceptance_of_their_step():
     steps = mcvae.AcceptanceAdapted(2, torch.full((2, 2), 0.1), target=0.5)
     acceptance = torch.tensor([[1.0], [0.0]])
-    steps.update(mcvae.Trajectory(torch.zeros(1, 1), torch.zeros(1, 1), None, acceptance, None, None))
+    steps.update(mcvae.Trajectory(torch.zeros(1, 1), None, acceptance, None))
     assert (steps()[0] > 0.1).all()
     assert (steps()[1] < 0.1).all()
 
 
 def test_learned_step_sizes_get_a_gradient():
-    objective = estimator(mcvae.Learned(3, 0.05), mcvae.ula())
+    objective = estimator(mcvae.LearnedStepSizes(3, 0.05), mcvae.ula())
     objective(stretched_bridge()).loss.mean().backward()
     assert objective.step_sizes.log_values.grad.abs().min() > 0
 
 
 def test_shapes():
-    assert mcvae.Fixed(3, 0.1)().shape == (3,)
-    assert mcvae.Fixed(3, torch.tensor([0.1, 0.2, 0.3]))().tolist() == [0.1, 0.2, 0.3]
-    assert mcvae.Fixed(3, torch.ones(1, 2))().shape == (3, 2)
-    assert mcvae.Fixed(3, torch.ones(3, 2))().shape == (3, 2)
-    assert mcvae.Fixed(0)().shape == (0,)
+    assert mcvae.FixedStepSizes(3, 0.1)().shape == (3,)
+    assert mcvae.FixedStepSizes(3, torch.tensor([0.1, 0.2, 0.3]))().tolist() == [0.1, 0.2, 0.3]
+    assert mcvae.FixedStepSizes(3, torch.ones(1, 2))().shape == (3, 2)
+    assert mcvae.FixedStepSizes(3, torch.ones(3, 2))().shape == (3, 2)
+    assert mcvae.FixedStepSizes(0)().shape == (0,)
     assert mcvae.ScoreScaled(0, 5)().shape == (0, 5)

@@ -9,7 +9,7 @@ from torch.distributions import AffineTransform, ComposeTransform, TanhTransform
 
 import mcvae
 from mcvae import Hamiltonian, Langevin, RandomWalk, State, Unadjusted
-from support import LOG_Z, generator, skewed_log_joint, standard_errors_off, wide_initial
+from support import LOG_Z, generator, skewed_log_joint, standard_errors_off, step, wide_initial
 
 NUM_STEPS, STEP_SIZE = 3, 0.1
 
@@ -113,25 +113,25 @@ class Wrong(mcvae.Kernel):
         super().__init__()
         self.kernel, self.tamper, self.uses_score = kernel, tamper, kernel.uses_score
 
-    def forward(self, bridge, state, beta, step_size, *, generator=None):
-        transition = self.kernel(bridge, state, beta, step_size, generator=generator)
-        return self.tamper(bridge, state, beta, step_size, transition)
+    def forward(self, bridge, state, step, *, generator=None):
+        transition = self.kernel(bridge, state, step, generator=generator)
+        return self.tamper(bridge, state, step, transition)
 
 
-def sign_flipped(bridge, state, beta, step_size, transition):
+def sign_flipped(bridge, state, step, transition):
     return transition._replace(log_ratio=-transition.log_ratio)
 
 
-def forgotten(bridge, state, beta, step_size, transition):
+def forgotten(bridge, state, step, transition):
     return transition._replace(log_ratio=torch.zeros_like(transition.log_ratio))
 
 
-def missing_constant(bridge, state, beta, step_size, transition):
+def missing_constant(bridge, state, step, transition):
     """The public code's learned backward kernel: a density of z over a density of noise."""
-    return transition._replace(log_ratio=transition.log_ratio - 2 * (2 * step_size).sqrt().log())
+    return transition._replace(log_ratio=transition.log_ratio - 2 * (2 * step.step_size).sqrt().log())
 
 
-def bad_moves_skipped(bridge, state, beta, step_size, transition):
+def bad_moves_skipped(bridge, state, step, transition):
     """The public code's ula_skip_threshold: unlikely moves are undone and leave no trace in the weight."""
     keep = transition.acceptance > 0.3
     return transition._replace(
@@ -140,15 +140,15 @@ def bad_moves_skipped(bridge, state, beta, step_size, transition):
     )
 
 
-def weighted_as_if_invariant(bridge, state, beta, step_size, transition):
+def weighted_as_if_invariant(bridge, state, step, transition):
     """The AIS weight for a kernel that does not leave its target invariant."""
-    change = bridge.log_density(state.point, beta) - bridge.log_density(transition.state.point, beta)
+    change = bridge.log_density(state.point, step.beta) - bridge.log_density(transition.state.point, step.beta)
     return transition._replace(log_ratio=change)
 
 
-def temperature_of_the_next_step(bridge, state, beta, step_size, transition):
+def temperature_of_the_next_step(bridge, state, step, transition):
     """An AIS weight that telescopes at the wrong temperature."""
-    wrong = bridge.log_density(state.point, beta / 2) - bridge.log_density(transition.state.point, beta / 2)
+    wrong = bridge.log_density(state.point, step.beta / 2) - bridge.log_density(transition.state.point, step.beta / 2)
     return transition._replace(log_ratio=wrong)
 
 
@@ -206,7 +206,7 @@ def test_metropolis_hastings_leaves_the_target_invariant(proposal):
     with torch.no_grad():
         state = State(bridge.evaluate(exact))
         for _ in range(20):
-            state = kernel(bridge, state, torch.tensor(1.0), torch.tensor(0.4), generator=source).state
+            state = kernel(bridge, state, step(1.0, 0.4), generator=source).state
     for moment in (lambda z: z, torch.square, lambda z: z.prod(-1)):
         difference = moment(state.point.z).mean(0) - moment(exact).mean(0)
         scale = (moment(exact).var(0) * 2 / len(exact)).sqrt()

@@ -19,6 +19,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("mcvae")
+    if name in _moved.RENAMED:
+        return getattr(import_module(__name__), _moved.renamed(name))
     if name not in __all__ and f"mcvae.{name}" in _moved.MOVED:
         return import_module(f"mcvae.{name}")
     return _lazy_getattr(name)

@@ -3,27 +3,29 @@
 from . import models as models
 from .allocator import keep_memory as keep_memory
 from .core import recipes as recipes
+from .core.acceptance import barker as barker, metropolis as metropolis
 from .core.annealing import Trajectory as Trajectory, anneal as anneal
 from .core.backward import GaussianBackward as GaussianBackward
-from .core.bounds import (
-    elbo as elbo,
-    iwae as iwae,
-    leave_one_out as leave_one_out,
-    none as none,
-    renyi as renyi,
-    surrogate as surrogate,
-)
+from .core.bounds import elbo as elbo, iwae as iwae, renyi as renyi
 from .core.bridge import (
     Bridge as Bridge,
     LogDensity as LogDensity,
     NonFiniteDensityError as NonFiniteDensityError,
     Point as Point,
     State as State,
+    Step as Step,
+    select as select,
 )
 from .core.diagnostics import (
     effective_sample_size as effective_sample_size,
     pareto_k as pareto_k,
     standard_error as standard_error,
+)
+from .core.drifts import (
+    AtNextStep as AtNextStep,
+    Controlled as Controlled,
+    DriftNetwork as DriftNetwork,
+    score as score,
 )
 from .core.estimator import AnnealedEstimator as AnnealedEstimator, Estimate as Estimate
 from .core.evidence import (
@@ -32,16 +34,20 @@ from .core.evidence import (
     estimate_log_evidence as estimate_log_evidence,
     sandwich_log_evidence as sandwich_log_evidence,
 )
+from .core.gradients import (
+    leave_one_out as leave_one_out,
+    no_control_variate as no_control_variate,
+    stopped as stopped,
+    surrogate as surrogate,
+)
 from .core.kernels import (
     FlowStep as FlowStep,
     Kernel as Kernel,
     MetropolisHastings as MetropolisHastings,
     Transition as Transition,
     Unadjusted as Unadjusted,
-    barker as barker,
     hmc as hmc,
     mala as mala,
-    metropolis as metropolis,
     rwm as rwm,
     ula as ula,
     underdamped as underdamped,
@@ -54,6 +60,9 @@ from .core.proposals import (
     Proposed as Proposed,
     RandomWalk as RandomWalk,
 )
+from .core.randomness import draw as draw, standard_normal as standard_normal, uniform as uniform
+from .core.refreshments import Friction as Friction, PartialRefreshment as PartialRefreshment
+from .core.resampling import Resampling as Resampling
 from .core.schedules import (
     FixedSchedule as FixedSchedule,
     LearnedSchedule as LearnedSchedule,
@@ -63,8 +72,9 @@ from .core.schedules import (
 )
 from .core.step_sizes import (
     AcceptanceAdapted as AcceptanceAdapted,
-    Fixed as Fixed,
-    Learned as Learned,
+    FixedStepSizes as FixedStepSizes,
+    LearnedStepSizes as LearnedStepSizes,
+    RelativeStepSizes as RelativeStepSizes,
     ScoreScaled as ScoreScaled,
     StepSizes as StepSizes,
 )

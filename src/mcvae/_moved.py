@@ -1,4 +1,4 @@
-"""Module paths of earlier releases: `import mcvae.kernels` finds `mcvae.core.kernels` and says so."""
+"""Names and module paths of earlier releases: they work for one more, and say what to write instead."""
 
 import sys
 import warnings
@@ -8,14 +8,24 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["MOVED", "install"]
+__all__ = ["MOVED", "RENAMED", "install", "renamed"]
 
 _TO_CORE = (
     "annealing bounds bridge diagnostics estimator evidence kernels operators paths proposals randomness recipes "
     "schedules scores step_sizes tuning"
 )
 MOVED = {f"mcvae.{name}": f"mcvae.core.{name}" for name in _TO_CORE.split()}
-"""Old path to new path."""
+"""Old module path to new one."""
+
+RENAMED = {"none": "no_control_variate", "Fixed": "FixedStepSizes", "Learned": "LearnedStepSizes"}
+"""Old public name to new one."""
+
+
+def renamed(name: str) -> str:
+    """The new name; says so."""
+    new = RENAMED[name]
+    warnings.warn(f"mcvae.{name} is now mcvae.{new}; the old name will go.", DeprecationWarning, stacklevel=3)
+    return new
 
 
 class _Finder(MetaPathFinder, Loader):

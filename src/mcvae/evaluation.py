@@ -17,16 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from mcvae.core.bounds import iwae
 from mcvae.core.bridge import Bridge
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.core.evidence import (
-    Evidence,
-    Plan,
-    choose_num_steps,
-    evaluations,
-    make_plan,
-    run_chains,
-    run_sandwich,
-    verdict,
-)
+from mcvae.core.evidence import Evidence, Pilot, diagnose, diagnose_sandwich, pilot, verdict
 from mcvae.core.kernels import Kernel
 from mcvae.core.randomness import draw, seeded_generator
 from mcvae.core.tuning import Spacing, Tuning
@@ -179,7 +170,7 @@ def evaluate(
         row["image"] = number
     if folder is not None and parts == 1 and not keep:
         remove_saved(folder)
-    return Evaluation(runner.table, summary, runner.plan.tuning)
+    return Evaluation(runner.table, summary, runner.pilot.tuning)
 
 
 def _batches(data: Tensor | Iterable[Tensor], like: Tensor) -> Iterator[Tensor]:
@@ -193,8 +184,8 @@ def _batches(data: Tensor | Iterable[Tensor], like: Tensor) -> Iterator[Tensor]:
 class _Runner:
     """One evaluation: its frozen plan, and what it has seen."""
 
-    num_steps: int
-    plan: Plan
+    pilot: Pilot
+    moved: float
 
     def __init__(
         self,
@@ -238,26 +229,27 @@ class _Runner:
 
     def prepare(self) -> None:
         """Pilot and freeze, once."""
-        if hasattr(self, "plan"):
+        if hasattr(self, "pilot"):
             return
         assert self.first is not None
-        bridge, generator = self.bridge(self.first), self._generator("pilot", 0)
-        plan = make_plan(
+        bridge, generator, protocol = self.bridge(self.first), self._generator("pilot", 0), self.protocol
+        self.pilot = pilot(
             bridge,
             kernel=self.kernel,
-            num_samples=self.protocol.num_samples,
-            schedule=self.protocol.spacing,
+            num_steps=protocol.num_steps if self.chosen is None else self.chosen[0],
+            num_samples=protocol.num_samples,
+            schedule=protocol.spacing,
             tuning=self.tuning,
-            tolerance=self.protocol.tolerance,
+            tolerance=protocol.tolerance,
+            max_steps=protocol.max_steps,
+            shared=True,
             generator=generator,
         )
-        self.plan = plan._replace(tuning=None if plan.tuning is None else plan.tuning.shared())
         self.max_rows = max(1, int(self.memory / bytes_per_row(bridge, self._generator("memory"))))
         if self.chosen is None:
-            protocol = self.protocol
-            number, moved = choose_num_steps(bridge, self.plan, protocol.num_steps, protocol.max_steps, generator)
-            self.chosen = number, moved.abs().mean().item()
-        self.num_steps, self.moved = self.chosen
+            self.chosen = self.pilot.estimator.num_steps, self.pilot.moved.abs().mean().item()
+        self.moved = self.chosen[1]
+        self.pilot = self.pilot._replace(moved=torch.full((), torch.nan))  # it is known for the pilot's data only
 
     def rows(self, index: int, x: Tensor) -> list[dict[str, Any]]:
         """Rows of one batch, in portions that fit the memory."""
@@ -269,8 +261,9 @@ class _Runner:
 
     def _portion(self, x: Tensor, generator: Generator) -> list[dict[str, Any]]:
         bridge = self.bridge(x)
-        plan = self._plan_for(bridge)
-        evidence = run_chains(bridge, plan, self.num_steps, max_rows=self.max_rows, generator=generator)
+        evidence = diagnose(
+            bridge, self.pilot, tolerance=self.protocol.tolerance, max_rows=self.max_rows, generator=generator
+        )
         rate, distortion = self._rate_and_distortion(x, generator)
         bound = -rate - distortion
         if self.objective is not None:
@@ -295,17 +288,6 @@ class _Runner:
             for row, found, counts in zip(numbers, evidence.doubts(), _histogram(evidence), strict=True)
         ]
 
-    def _plan_for(self, bridge: Bridge) -> Plan:
-        """The frozen plan, in units of these data's scales."""
-        return make_plan(
-            bridge,
-            kernel=self.plan.kernel,
-            num_samples=self.plan.num_samples,
-            tuning=self.plan.tuning,
-            tolerance=self.plan.tolerance,
-            generator=self._generator("units", 0),
-        )
-
     def _rate_and_distortion(self, x: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """KL(q ‖ prior) and −E_q[log p(x | z)], by samples, `[B]` each."""
         bridge = self.model.bridge(x)
@@ -319,7 +301,9 @@ class _Runner:
         if not self.compare_iwae:
             return dict.fromkeys(("importance", "iwae_10"), torch.full((batch,), torch.nan))
         assert self.max_rows is not None
-        number = self.plan.num_samples * evaluations(self.plan, self.num_steps)
+        estimator = self.pilot.estimator
+        passes = 2 if estimator.uses_score else 1  # a score is a pass backward
+        number = estimator.num_samples * estimator.num_evaluations * passes
         groups = max(1, min(number, self.max_rows // batch) // 10)
         sums, tens, seen = list[Tensor](), list[Tensor](), 0
         while seen < number:
@@ -341,7 +325,11 @@ class _Runner:
         likelihood, number = columns["log_likelihood"], len(self.table)
         spread = (self.squares / self.number - (self.total / self.number).square()).clamp(min=0)
         doubts = [tuple(row["doubts"].split()) for row in self.table]
-        summary: dict[str, Any] = {"num_images": number, **asdict(self.protocol), "num_steps": self.num_steps}
+        summary: dict[str, Any] = {
+            "num_images": number,
+            **asdict(self.protocol),
+            "num_steps": self.pilot.estimator.num_steps,
+        }
         for name in ("bound", "rate", "distortion", "importance", "iwae_10"):
             summary[name], summary[f"{name}_se"] = map(_plain, _mean(columns[name]))
         summary["nll"], summary["nll_se"] = _mean(-likelihood)
@@ -374,7 +362,7 @@ class _Runner:
         if self.moved >= self.protocol.tolerance:
             return (
                 f"not converged, because estimates of the pilot's data still moved by {self.moved:.2f} nats when their "
-                f"temperatures were doubled to {self.num_steps}: raise max_steps"
+                f"temperatures were doubled to {self.pilot.estimator.num_steps}: raise max_steps"
             )
         unsure = sum(bool(found) for found in doubts)
         found = verdict(doubts)
@@ -391,8 +379,7 @@ class _Runner:
         x, z = self.model.simulate(number, latent_dim, generator=generator)
         for data, latents in zip(torch.split(x, 16), torch.split(z, 16), strict=True):
             bridge = self.bridge(data)
-            plan = self._plan_for(bridge)
-            sandwich = run_sandwich(bridge, plan, self.num_steps, latents, max_rows=self.max_rows, generator=generator)
+            sandwich = diagnose_sandwich(bridge, self.pilot, latents, max_rows=self.max_rows, generator=generator)
             lower.append(sandwich.lower)
             upper.append(sandwich.upper)
             others.append(self._importance_sampling(bridge, generator))
@@ -508,7 +495,12 @@ class _Saved:
             with open(self.path, "a") as file:
                 if fresh:
                     file.write(json.dumps(self.settings) + "\n")
-                entry = {"batch": index, "data": _fingerprint(x), "num_steps": runner.num_steps, "moved": runner.moved}
+                entry = {
+                    "batch": index,
+                    "data": _fingerprint(x),
+                    "num_steps": runner.pilot.estimator.num_steps,
+                    "moved": runner.moved,
+                }
                 file.write(json.dumps(entry | {"rows": rows}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -4,17 +4,27 @@ log w = log γ_end(z_K) − log γ_start(z_0) + Σ_k log_ratio_k,    E[w] = Z_en
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from mcvae.core.bridge import Bridge, State
+from mcvae.core.bridge import Bridge, State, Step
 from mcvae.core.kernels import Kernel
-from mcvae.core.randomness import rewinder
+from mcvae.core.resampling import Resampling
 
-__all__ = ["Trajectory", "anneal", "anneal_hopefully"]
+__all__ = ["StepRecord", "Trajectory", "anneal"]
+
+
+class StepRecord(NamedTuple):
+    """What happened at every move; all `[K, S, B]`."""
+
+    log_ratio: Tensor
+    """What the move added to the log-weight."""
+    log_accept: Tensor
+    """Log probability of the accept/reject decision that was taken; 0 where none was."""
+    stopped: Tensor
+    """V_{k−1}: the log-weight of a chain that stops before the move and jumps to the end, without gradient."""
 
 
 class Trajectory(NamedTuple):
@@ -22,19 +32,26 @@ class Trajectory(NamedTuple):
 
     log_weight: Tensor
     """log w of every chain, `[S, B]`; −inf where a chain diverged."""
-    log_accept: Tensor
-    """log A: the log probability of all accept/reject decisions, `[S, B]`."""
     state: State
     """The last state z_K."""
     acceptance: Tensor
     """Acceptance per step and datum, averaged over the chains inside the support, `[K, B]`; hypothetical for
     unadjusted kernels."""
-    score_std: Tensor | None
-    """Standard deviation of ∇ log p over samples and batch, before each step, `[K, D]`; None without scores."""
     nonfinite: Tensor
     """Chains that met a density they could not evaluate, `[S, B]`, bool."""
+    sound: Tensor | None = None
+    """Chains on whose way everything was finite, derivatives included, `[S, B]`; None if all were."""
+    steps: StepRecord | None = None
+    """Every move, recorded while gradients are enabled."""
+    score_std: Tensor | None = None
+    """Standard deviation of ∇ log p over samples and batch, before each step, `[K, D]`; None without scores."""
     score_mean: Tensor | None = None
     """Mean of ∇ log p, as `score_std`: what it takes to pool the spread of several batches."""
+
+    @property
+    def log_accept(self) -> Tensor:
+        """log A: the log probability of all accept/reject decisions, `[S, B]`."""
+        return torch.zeros_like(self.log_weight) if self.steps is None else self.steps.log_accept.sum(0)
 
 
 def anneal(
@@ -42,10 +59,11 @@ def anneal(
     state: State,
     kernels: Kernel | Sequence[Kernel],
     betas: Tensor | Sequence[float],
-    step_sizes: Tensor | Sequence[float],
+    step_sizes: Tensor | Sequence[float] | float,
     *,
     start: float = 0.0,
     end: float = 1.0,
+    resample: Resampling | None = None,
     generator: Generator | None = None,
 ) -> Trajectory:
     """Run chains from γ_start to γ_end through K kernels and return their weights (Algorithms 1 and 2).
@@ -55,13 +73,15 @@ def anneal(
         state: exact samples of γ_start, usually `State(bridge.sample(num_samples))`.
         kernels: K kernels, or one for all steps.
         betas: the temperature of each kernel, `[K]`, monotone between `start` and `end`.
-        step_sizes: the step size of each kernel: one for all, `[K]`, `[K, D]`, or `[K, B, 1]` for one per datum.
+        step_sizes: the step size of each kernel: one for all, `[K]`, `[K, D]`, or `[K, B, D]` for one per datum (the
+            last may be `[K, B, 1]`).
         start: temperature that `state` was drawn from; 1, with decreasing `betas` and `end=0`, is reverse AIS.
         end: temperature whose density closes the weight.
+        resample: between moves, replace chains of little weight by copies of others; only without gradients.
         generator: source of all randomness; the global stream if None.
 
     >>> from torch.distributions import Independent, Normal
-    >>> from mcvae.core.kernels import mala
+    >>> from mcvae import mala
     >>> bridge = Bridge(Independent(Normal(torch.zeros(1, 2), torch.ones(1, 2)), 1), lambda z: -z.square().sum(-1))
     >>> generator = torch.Generator().manual_seed(0)
     >>> trajectory = anneal(bridge, State(bridge.sample(8, generator=generator)), mala(), [0.5], [0.1])
@@ -70,60 +90,75 @@ def anneal(
     """
     if not isinstance(state, State):
         raise TypeError(f"anneal starts from a State, got {type(state).__name__}. Wrap a Point: State(point).")
-    z = state.point.z
-    betas = torch.as_tensor(betas, dtype=z.dtype, device=z.device)
+    z, log_p = state.point.z, state.point.log_p
+    betas = torch.as_tensor(betas, dtype=log_p.dtype, device=z.device)
     step_sizes = torch.as_tensor(step_sizes, dtype=z.dtype, device=z.device)
     step_sizes = step_sizes.expand(betas.shape) if step_sizes.dim() == 0 else step_sizes
     kernels = [kernels] * betas.numel() if isinstance(kernels, Kernel) else list(kernels)
     _check_steps(z, kernels, betas, step_sizes, start, end)
+    recording = torch.is_grad_enabled()
+    if resample is not None:
+        resample.check(len(z))
+        if recording:
+            raise ValueError(
+                "resampling has no gradient: which chains survive depends on the parameters. Run it under "
+                "torch.no_grad(), or train without resample."
+            )
     log_weight = -bridge.log_density(state.point, start)
-    log_accept = torch.zeros_like(log_weight)
-    nonfinite = log_weight.isnan()
-    acceptance, score_std, score_mean = [], [], []
-    for kernel, beta, step_size in zip(kernels, betas, step_sizes, strict=True):
-        alive = state.point.log_p > -torch.inf  # others cannot move, and have no weight
-        if state.point.score_p is not None:
-            score_std.append(state.point.score_p.detach().std((0, 1), correction=0))
-            score_mean.append(state.point.score_p.detach().mean((0, 1)))
-        state, log_ratio, log_accept_k, alpha, failed = kernel(bridge, state, beta, step_size, generator=generator)
-        broken = log_ratio.isnan()
-        nonfinite = nonfinite | broken if failed is None else nonfinite | broken | failed
-        log_weight = log_weight + torch.where(broken, -torch.inf, log_ratio)
-        log_accept = log_accept + log_accept_k
-        acceptance.append((alpha * alive).sum(0) / alive.sum(0).clamp(min=1))
+    nonfinite = torch.zeros_like(log_weight, dtype=torch.bool)
+    sound = state.point.sound
+    acceptance, record, spread = list[Tensor](), list[StepRecord](), list[tuple[Tensor, ...]]()
+    temperatures = [*betas.unbind(), betas.new_tensor(end)]
+    for k, (kernel, step_size) in enumerate(zip(kernels, step_sizes.unbind(), strict=True)):
+        step = Step(k + 1, len(kernels), temperatures[k], temperatures[k + 1], step_size)
+        if resample is not None:
+            state, log_weight = resample(bridge, state, log_weight, step.beta, generator)
+        point = state.point
+        if point.score_p is not None:
+            spread.append(torch.std_mean(point.score_p.detach(), (0, 1), correction=0))
+        with torch.no_grad():
+            stopped = log_weight + bridge.log_density(point, end) if recording else log_weight
+        state, log_ratio, log_accept, alpha, failed, clean = kernel(bridge, state, step, generator=generator)
+        acceptance.append(_mean_inside(alpha, point.log_p if point.sound is not None else None))
+        if state.point.sound is not None or failed is not None or clean is not None:
+            broken = log_ratio.isnan()
+            nonfinite = nonfinite | broken if failed is None else nonfinite | broken | failed
+            log_ratio = torch.where(broken, -torch.inf, log_ratio)
+            sound = _all(sound, state.point.sound, clean)
+        log_weight = log_weight + log_ratio
+        if recording:
+            record.append(StepRecord(log_ratio, _zero_if_none(log_accept, log_weight), stopped))
     log_weight = log_weight + bridge.log_density(state.point, end)
+    broken = log_weight.isnan()
+    whole = len(spread) == len(kernels) > 0
     return Trajectory(
-        log_weight=torch.where(log_weight.isnan(), -torch.inf, log_weight),
-        log_accept=log_accept,
+        log_weight=torch.where(broken, -torch.inf, log_weight),
         state=state,
         acceptance=torch.stack(acceptance) if acceptance else log_weight.new_zeros(0, z.shape[1]),
-        score_std=torch.stack(score_std) if len(score_std) == len(kernels) > 0 else None,
-        nonfinite=nonfinite | log_weight.isnan(),
-        score_mean=torch.stack(score_mean) if len(score_mean) == len(kernels) > 0 else None,
+        nonfinite=nonfinite | broken,
+        sound=sound,
+        steps=StepRecord(*map(torch.stack, zip(*record, strict=True))) if record else None,
+        score_std=torch.stack([std for std, _ in spread]) if whole else None,
+        score_mean=torch.stack([mean for _, mean in spread]) if whole else None,
     )
 
 
-def anneal_hopefully(
-    bridge: Bridge,
-    state: State,
-    kernels: Kernel | Sequence[Kernel],
-    betas: Tensor,
-    step_sizes: Tensor,
-    *,
-    generator: Generator | None = None,
-) -> Trajectory:
-    """`anneal` with one look at the device per chain instead of one per state: for training on an accelerator.
+def _mean_inside(alpha: Tensor, log_p: Tensor | None) -> Tensor:
+    """Mean over the chains inside the support, `[B]`: others cannot move, and have no weight."""
+    if log_p is None:
+        return alpha.mean(0)
+    alive = log_p > -torch.inf
+    return (alpha * alive).sum(0) / alive.sum(0).clamp(min=1)
 
-    It assumes that every proposal can be evaluated. If one could not, the chains are run again from the same noise, and
-    the failed rows evaluated elsewhere, so that no NaN reaches a gradient.
-    """
-    hopeful = replace(bridge, failures=[])
-    rewind = rewinder(generator, state.point.z.device)
-    trajectory = anneal(hopeful, state, kernels, betas, step_sizes, generator=generator)
-    if hopeful.failures and bool(torch.stack(hopeful.failures).any()):
-        rewind()
-        return anneal(bridge, state, kernels, betas, step_sizes, generator=generator)
-    return trajectory
+
+def _all(*parts: Tensor | None) -> Tensor | None:
+    """Rows that are sound in every part; None where all rows of all parts are."""
+    known = [part for part in parts if part is not None]
+    return torch.stack(known).all(0) if known else None
+
+
+def _zero_if_none(log_accept: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if log_accept is None else log_accept
 
 
 def _check_steps(

@@ -1,7 +1,5 @@
 """The bridge γ_0 = q, …, γ_K = p(x, ·), and the one place where a model is evaluated."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
@@ -13,8 +11,9 @@ from torch.distributions import Distribution, constraints
 from mcvae.core.paths import GeometricPath, Path
 from mcvae.core.randomness import draw
 from mcvae.core.scores import LogDensity, distribution_and_score, recomputed, value_and_score
+from mcvae.core.validation import Unvalidated, is_refusal
 
-__all__ = ["Bridge", "LogDensity", "NonFiniteDensityError", "Point", "State", "select"]
+__all__ = ["Bridge", "LogDensity", "NonFiniteDensityError", "Point", "State", "Step", "select"]
 
 
 class NonFiniteDensityError(ValueError):
@@ -31,48 +30,65 @@ class Point(NamedTuple):
     z: Tensor
     """Latents `[S, B, D]`."""
     log_q: Tensor
-    """log q(z) of the initial distribution, `[S, B]`."""
+    """log q(z) of the initial distribution, `[S, B]`, float64: weights are differences of large terms."""
     log_p: Tensor
-    """log p(x, z), `[S, B]`; −inf outside the support, NaN where it could not be evaluated."""
+    """log p(x, z), `[S, B]`, float64; −inf outside the support, NaN where it could not be evaluated."""
     score_q: Tensor | None
     """∇ log q(z), `[S, B, D]`, or None if no kernel asked for scores."""
     score_p: Tensor | None
     """∇ log p(x, z), `[S, B, D]`, or None if no kernel asked for scores."""
+    sound: Tensor | None = None
+    """Whether all of a row is finite, `[S, B]`; None if every row is known to be."""
 
 
 class State(NamedTuple):
-    """What one step hands to the next: a point, and the momentum of underdamped dynamics."""
+    """What one move hands to the next: a point, and the momentum of underdamped dynamics."""
 
     point: Point
     momentum: Tensor | None = None
 
 
+class Step(NamedTuple):
+    """What a move knows about its place in the chain."""
+
+    index: int | Tensor  # type: ignore[assignment] # the paper's k, not tuple.index
+    """k = 1, …, K."""
+    num_steps: int
+    """K."""
+    beta: Tensor
+    """Temperature of this move."""
+    next_beta: Tensor
+    """Temperature of the next move; that of the end for the last one."""
+    step_size: Tensor
+    """Scalar, or broadcasts against latents `[S, B, D]`."""
+
+    def next(self) -> "Step":
+        """This step, one place further: where a backward transition stands in controlled diffusions."""
+        return self._replace(index=self.index + 1, beta=self.next_beta)
+
+
 def select(mask: Tensor, chosen: Point, otherwise: Point) -> Point:
     """Take whole points: `chosen` where `mask [S, B]` holds, `otherwise` elsewhere."""
-
     rows = mask.unsqueeze(-1)
 
     def pick(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return None if a is None or b is None else torch.where(rows, a, b)
 
+    sound = None
+    if chosen.sound is not None or otherwise.sound is not None:
+        sound = torch.where(mask, _all_if_none(chosen.sound, mask), _all_if_none(otherwise.sound, mask))
     return Point(
         torch.where(rows, chosen.z, otherwise.z),
         torch.where(mask, chosen.log_q, otherwise.log_q),
         torch.where(mask, chosen.log_p, otherwise.log_p),
         pick(chosen.score_q, otherwise.score_q),
         pick(chosen.score_p, otherwise.score_p),
+        sound,
     )
 
 
-def _detached(point: Point) -> Point:
-    z, log_q, log_p, score_q, score_p = point
-    return Point(
-        z.detach(),
-        log_q.detach(),
-        log_p.detach(),
-        None if score_q is None else score_q.detach(),
-        None if score_p is None else score_p.detach(),
-    )
+def _all_if_none(sound: Tensor | None, like: Tensor) -> Tensor:
+    return torch.ones_like(like) if sound is None else sound
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +100,11 @@ class Bridge:
         log_joint: log p(x, ·), `[S, B, D] -> [S, B]`. Rows must not influence each other (no batch
             normalisation), since the score of every row is taken from one backward pass.
         path: how γ_β interpolates; the paper's geometric path by default.
-        context: what amortised backward kernels and flows may look at, `[B, C]`: usually the data x.
+        context: what amortised drifts, backward kernels and flows may look at, `[B, C]`: usually the data x.
         memory: "low" forgets the activations of every evaluation and computes them again in the backward pass, so
             that memory grows with K D and not with K times the model's activations; costs about half as much again.
-        failures: if a list, `evaluate` does not look whether rows failed while gradients are enabled, which would wait
-            for the device, but notes it there for `anneal_hopefully`.
+        guarded: look at every state whether a row failed. On a CPU this is always so. On an accelerator it would wait
+            for the device, so a chain is looked at once, and run again with a guarded bridge if a row failed.
 
     A `log_joint` with a method `value_and_score(z) -> ([S, B], [S, B, D])` is asked for its score; autograd finds
     that of all others.
@@ -109,7 +125,7 @@ class Bridge:
     path: Path = field(default_factory=GeometricPath)
     context: Tensor | None = None
     memory: Literal["normal", "low"] = "normal"
-    failures: list[Tensor] | None = None
+    guarded: bool = False
 
     def __post_init__(self) -> None:
         _check_initial(self.initial)
@@ -131,7 +147,7 @@ class Bridge:
                 "or wrap the call in torch.no_grad() if you need values only."
             )
         point = self._evaluate(z, with_score, None)
-        broken = int(point.log_p.isnan().sum())
+        broken = 0 if point.sound is None else int(point.log_p.isnan().sum())
         if broken:
             raise NonFiniteDensityError(
                 f"log_joint, its score, or the initial distribution's density is NaN or +inf at {broken} of "
@@ -155,27 +171,30 @@ class Bridge:
         batch, latent = self.initial.batch_shape[0], self.initial.event_shape[0]
         if z.dim() != 3 or z.shape[1:] != (batch, latent):
             raise ValueError(f"latents must have shape [S, B, D] = [S, {batch}, {latent}], got {list(z.shape)}.")
-        with _validated_distributions(False):
-            return self._evaluate(z, with_score, fallback)
+        return self._evaluate(z, with_score, fallback)
 
     def _evaluate(self, z: Tensor, with_score: bool, fallback: Tensor | None) -> Point:
         largest = torch.finfo(z.dtype).max
-        inside = (z.abs() <= largest**0.25).all(-1)  # beyond, a quartic log density overflows; False for NaN
+        near, moderate = largest**0.25, largest**0.5  # beyond, a quartic log density or a square overflows
+        looks = self.guarded or (z.device.type == "cpu" and not torch.compiler.is_compiling())
+        inside = None
         refuge = torch.zeros_like(z) if fallback is None else fallback.detach()
-        z = torch.where(inside.unsqueeze(-1), z, refuge)
+        if not looks or not _largest(z) <= near:  # also where it is NaN
+            inside = (z.abs() <= near).all(-1)
+            z = torch.where(inside.unsqueeze(-1), z, refuge)
         point = self._attempt(z, with_score)
+        if looks and inside is None and _is_moderate(point, moderate):
+            return point
         vanishes = (point.log_q == -torch.inf) | (point.log_p == -torch.inf)
-        smooth = torch.ones_like(inside)
+        smooth = torch.ones_like(vanishes)
         if point.score_q is not None and point.score_p is not None:
-            smooth = ((point.score_q.abs() <= largest**0.5) & (point.score_p.abs() <= largest**0.5)).all(-1)
-        usable = inside & (point.log_q < torch.inf) & (point.log_p < torch.inf) & (smooth | vanishes)
-        clean = usable & smooth & (point.log_q > -(largest**0.5)) & (point.log_p > -(largest**0.5))
-        recorded = fallback is not None and torch.is_grad_enabled()
-        if recorded and self.failures is not None:
-            self.failures.append(~clean.all())
-        elif recorded and not bool(clean.all()):
-            again = self._attempt(torch.where(clean.unsqueeze(-1), z, refuge), with_score)
-            point = select(clean, again, _detached(point))
+            smooth = ((point.score_q.abs() <= moderate) & (point.score_p.abs() <= moderate)).all(-1)
+        usable = (point.log_q < torch.inf) & (point.log_p < torch.inf) & (smooth | vanishes)
+        usable = usable if inside is None else usable & inside
+        sound = usable & smooth & (point.log_q > -moderate) & (point.log_p > -moderate)
+        if looks and fallback is not None and torch.is_grad_enabled() and not bool(sound.all()):
+            again = self._attempt(torch.where(sound.unsqueeze(-1), z, refuge), with_score)
+            point = select(sound, again, _detached(point))
         # Where a density vanishes the drift may be anything finite, as long as both transition densities use the same.
         steep = ~smooth.unsqueeze(-1)
         return Point(
@@ -184,34 +203,45 @@ class Bridge:
             torch.where(usable, point.log_p, torch.nan),
             None if point.score_q is None else torch.where(steep, 0.0, point.score_q),
             None if point.score_p is None else torch.where(steep, 0.0, point.score_p),
+            sound,
         )
 
     def _attempt(self, z: Tensor, with_score: bool) -> Point:
+        """Both endpoints as they come out; NaN where the model's distributions refuse their parameters."""
+        try:
+            return self._endpoints(z, with_score)
+        except ValueError as error:
+            if not is_refusal(error):
+                raise
+        with Unvalidated():
+            return self._endpoints(z, with_score)
+
+    def _endpoints(self, z: Tensor, with_score: bool) -> Point:
         log_q, score_q = distribution_and_score(self.initial, z, with_score)
         if torch.is_grad_enabled():
-            joint = partial(self._joint, z, with_score, Distribution._validate_args)
+            joint = partial(value_and_score, self.log_joint, z, with_score, "log_joint")
             log_p, score_p = recomputed(joint, z.device) if self.memory == "low" else joint()
-            return Point(z, log_q, log_p, score_q, score_p)
-        samples = max(1, _CHUNK_ROWS // z.shape[1]) if z.device.type == "cpu" else len(z)
-        chunks = [self._joint(chunk, with_score, Distribution._validate_args) for chunk in torch.split(z, samples)]
-        scores = [score for _, score in chunks if score is not None]
-        return Point(
-            z, log_q, torch.cat([value for value, _ in chunks]), score_q, torch.cat(scores) if scores else None
-        )
-
-    def _joint(self, z: Tensor, with_score: bool, validate: bool) -> tuple[Tensor, Tensor | None]:
-        with _validated_distributions(validate):
-            return value_and_score(self.log_joint, z, with_score, "log_joint")
+        else:
+            samples = max(1, _CHUNK_ROWS // z.shape[1]) if z.device.type == "cpu" else len(z)
+            chunks = [
+                value_and_score(self.log_joint, part, with_score, "log_joint") for part in torch.split(z, samples)
+            ]
+            log_p = chunks[0][0] if len(chunks) == 1 else torch.cat([value for value, _ in chunks])
+            scores = [score for _, score in chunks if score is not None]
+            score_p = None if not scores else scores[0] if len(scores) == 1 else torch.cat(scores)
+        total = _accumulator(z)
+        return Point(z, log_q.to(total), log_p.to(total), score_q, score_p)
 
     def log_density(self, point: Point, beta: Tensor | float) -> Tensor:
-        """log γ_β of a point, `[S, B]`, without evaluating anything; NaN where the point could not be evaluated.
-
-        In float64: weights are sums of differences of these, large terms that nearly cancel.
-        """
-        total = _accumulator(point.log_p)
-        usable = ~point.log_p.isnan()
-        log_p = torch.where(usable, point.log_p, 0.0)  # keeps NaN out of the gradient with respect to beta
-        log_gamma, _, _ = self.path(point.log_q.to(total), log_p.to(total), _scalar(beta, total, log_p.device))
+        """log γ_β of a point, `[S, B]`, without evaluating anything; NaN where the point could not be evaluated."""
+        log_q, log_p = point.log_q, point.log_p
+        beta = _scalar(beta, log_p)
+        if point.sound is None:
+            return self.path(log_q, log_p, beta)[0]
+        # A density of 0 stands in as e^-1e30, so that no 0 * inf reaches a path; where that shows, γ_β is 0, too.
+        usable = ~log_p.isnan()
+        log_gamma = self.path(log_q.clamp(min=-_NOTHING), _replace_nan(log_p).clamp(min=-_NOTHING), beta)[0]
+        log_gamma = torch.where(log_gamma < -(_NOTHING**0.75), -torch.inf, log_gamma)
         return torch.where(usable, log_gamma, torch.nan)
 
     def score(self, point: Point, beta: Tensor | float) -> Tensor:
@@ -221,10 +251,16 @@ class Bridge:
                 "this point carries no score. Evaluate it with with_score=True; a kernel that needs scores must "
                 "have uses_score = True."
             )
-        log_p = torch.where(point.log_p.isnan(), 0.0, point.log_p)
-        _, weight_q, weight_p = self.path(point.log_q, log_p, _scalar(beta, log_p.dtype, log_p.device))
-        return weight_q * point.score_q + weight_p * point.score_p
+        log_q, log_p = point.log_q, point.log_p
+        if point.sound is not None:
+            log_q, log_p = log_q.clamp(min=-_NOTHING), _replace_nan(log_p).clamp(min=-_NOTHING)
+        _, weight_q, weight_p = self.path(log_q, log_p, _scalar(beta, log_p))
+        dtype = point.score_p.dtype
+        return weight_q.to(dtype) * point.score_q + weight_p.to(dtype) * point.score_p
 
+
+_NOTHING = 1e30
+"""−log of what stands in for a density of 0: beyond any log density of a model, within float32."""
 
 _CHUNK_ROWS = 512
 """Rows per evaluation without gradients on a CPU: fewer waste time between layers, more gain nothing and hold more."""
@@ -235,19 +271,31 @@ def _accumulator(like: Tensor) -> torch.dtype:
     return torch.float32 if like.device.type == "mps" else torch.float64
 
 
-def _scalar(beta: Tensor | float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.as_tensor(beta, dtype=dtype, device=device)
+def _scalar(beta: Tensor | float, like: Tensor) -> Tensor:
+    return torch.as_tensor(beta, dtype=like.dtype, device=like.device)
 
 
-@contextmanager
-def _validated_distributions(validate: bool) -> Iterator[None]:
-    """A decoder that overflows where a proposal landed is a rejection, not torch's ValueError about its parameters."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(validate)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
+def _replace_nan(values: Tensor) -> Tensor:
+    """0 for NaN, also in the gradient."""
+    return torch.where(values.isnan(), 0.0, values)
+
+
+def _largest(values: Tensor) -> float:
+    """Largest absolute value, NaN if there is one."""
+    return float(torch.linalg.vector_norm(values.detach(), torch.inf))
+
+
+def _is_moderate(point: Point, limit: float) -> bool:
+    """Whether all of a point is finite and far from overflow: the common case, found out with few operators."""
+    if not _largest(point.log_q.detach() + point.log_p.detach()) < limit:
+        return False
+    if point.score_q is None or point.score_p is None:
+        return True
+    return _largest(point.score_q.detach() + point.score_p.detach()) < limit
+
+
+def _detached(point: Point) -> Point:
+    return Point(*(value.detach() if isinstance(value, Tensor) else None for value in point))  # type: ignore[arg-type]
 
 
 def _check_initial(initial: Distribution) -> None:

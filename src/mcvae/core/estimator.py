@@ -1,15 +1,19 @@
-"""The composition kernel × schedule × step sizes × bound × control variate, as one trainable module."""
+"""The composition kernel × schedule × step sizes × bound × gradient, as one module: trainable, or frozen by a pilot."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
-from mcvae.core.annealing import Trajectory, anneal, anneal_hopefully
-from mcvae.core.bounds import Bound, ControlVariate, elbo, leave_one_out, surrogate
+from mcvae.core.annealing import StepRecord, Trajectory, anneal
+from mcvae.core.bounds import Bound, elbo
 from mcvae.core.bridge import Bridge, State
-from mcvae.core.kernels import Kernel, MetropolisHastings
+from mcvae.core.gradients import ControlVariate, Gradient, check_gradient, reparameterised, stopped, surrogate
+from mcvae.core.kernels import Kernel
+from mcvae.core.randomness import rewinder
+from mcvae.core.resampling import Resampling
 from mcvae.core.schedules import Schedule
 from mcvae.core.step_sizes import StepSizes
 
@@ -28,19 +32,22 @@ class Estimate(NamedTuple):
 
 
 class AnnealedEstimator(nn.Module):
-    """A Monte Carlo bound on log p(x) with an unbiased gradient. `mcvae.recipes` has the paper's compositions.
+    """A Monte Carlo bound on log p(x) with an unbiased gradient. `mcvae.recipes` has the compositions of the field.
 
     Args:
-        kernel: one kernel for all steps, or a sequence of K (learned backward kernels need one each).
+        kernel: one kernel for all steps, or a sequence of K.
         schedule: K temperatures; K = 0 is VAE or IWAE.
         step_sizes: K step sizes.
         num_samples: chains per datum, S.
         bound: `elbo`, `iwae`, `renyi(alpha)`, or any function `[S, B] -> [B]`.
-        control_variate: `leave_one_out` or `none`; matters only for kernels that accept and reject.
+        control_variate: `stopped`, `leave_one_out` or `no_control_variate`; matters only for kernels that accept and
+            reject.
+        gradient: "pathwise", or, without steps, "sticking-the-landing" or "doubly-reparameterised".
+        resample: makes the chains an SMC sampler; only without gradients.
 
     >>> import mcvae, torch
     >>> schedule = mcvae.LinearSchedule(3, interior=True)
-    >>> objective = AnnealedEstimator(mcvae.mala(), schedule, mcvae.Fixed(3, 0.1), num_samples=4)
+    >>> objective = AnnealedEstimator(mcvae.mala(), schedule, mcvae.FixedStepSizes(3, 0.1), num_samples=4)
     >>> initial = torch.distributions.Independent(torch.distributions.Normal(torch.zeros(5, 2), torch.ones(5, 2)), 1)
     >>> estimate = objective(mcvae.Bridge(initial, lambda z: -z.square().sum(-1)))
     >>> estimate.bound.shape, estimate.loss.shape
@@ -55,36 +62,106 @@ class AnnealedEstimator(nn.Module):
         *,
         num_samples: int = 1,
         bound: Bound = elbo,
-        control_variate: ControlVariate = leave_one_out,
+        control_variate: ControlVariate = stopped,
+        gradient: Gradient = "pathwise",
+        resample: Resampling | None = None,
     ):
         super().__init__()
         kernels = [kernel] if isinstance(kernel, Kernel) else list(kernel)
         num_steps = schedule.num_steps
         if not isinstance(kernel, Kernel) and len(kernels) != num_steps:
             raise ValueError(f"expected one kernel, or one for each of the {num_steps} steps, got {len(kernels)}.")
-        if len(step_sizes()) != num_steps:
-            raise ValueError(f"the schedule has {num_steps} steps, but there are {len(step_sizes())} step sizes.")
+        if step_sizes.num_steps != num_steps:
+            raise ValueError(f"the schedule has {num_steps} steps, but there are {step_sizes.num_steps} step sizes.")
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
-        if num_steps > 0 and any(isinstance(k, MetropolisHastings) for k in kernels):
-            control_variate(bound, torch.zeros(num_samples, 1))  # complains now rather than in the first step
+        check_gradient(gradient, bound, num_steps)
+        if resample is not None:
+            resample.check(num_samples)
         self.kernels = nn.ModuleList(kernels)
         self.schedule, self.step_sizes = schedule, step_sizes
         self.num_samples, self.bound, self.control_variate = num_samples, bound, control_variate
+        self.gradient, self.resample = gradient, resample
+        if num_steps > 0 and any(kernel.accepts for kernel in kernels):
+            _check_control_variate(control_variate, bound, num_samples)
+
+    @property
+    def num_steps(self) -> int:
+        """K."""
+        return self.schedule.num_steps
+
+    @property
+    def uses_score(self) -> bool:
+        """Whether any kernel reads scores."""
+        return self.num_steps > 0 and any(kernel.uses_score for kernel in self._kernels())
+
+    @property
+    def num_evaluations(self) -> int:
+        """Latents at which one chain evaluates the model, its first one included."""
+        return 1 + (sum(kernel.num_evaluations for kernel in self._kernels()) if self.num_steps else 0)
+
+    @property
+    def target_acceptance(self) -> float:
+        """The lowest acceptance that any kernel aims at."""
+        return min((kernel.target_acceptance for kernel in self._kernels()), default=0.0)
+
+    def _kernels(self) -> list[Kernel]:
+        kernels: list[Any] = list(self.kernels)
+        return kernels * self.num_steps if len(kernels) == 1 else kernels
 
     def forward(self, bridge: Bridge, *, generator: Generator | None = None) -> Estimate:
         """Run the chains and return bound, loss and trajectory. Changes no state; see `adapt`."""
-        kernels: list[Any] = list(self.kernels)
-        if len(kernels) == 1:
-            kernels = kernels * self.schedule.num_steps
-        with_score = any(kernel.uses_score for kernel in kernels)
-        point = bridge.sample(self.num_samples, with_score=with_score, generator=generator)
-        run = anneal if point.z.device.type == "cpu" else anneal_hopefully
-        trajectory = run(bridge, State(point), kernels, self.schedule(), self.step_sizes(), generator=generator)
-        return Estimate(
-            bound=self.bound(trajectory.log_weight.detach()),
-            loss=-surrogate(trajectory, self.bound, self.control_variate),
-            trajectory=trajectory,
+        trajectory = self.run(bridge, generator=generator)
+        if self.gradient == "pathwise":
+            value = surrogate(trajectory, self.bound, self.control_variate)
+        else:
+            value = reparameterised(bridge, trajectory.state.point, self.bound)
+        return Estimate(self.bound(trajectory.log_weight.detach()), -value, trajectory)
+
+    def run(self, bridge: Bridge, num_samples: int | None = None, *, generator: Generator | None = None) -> Trajectory:
+        """Run S chains, or `num_samples`, from q to p(x, ·).
+
+        On an accelerator a chain assumes that every proposal can be evaluated. If one could not, it is run again from
+        the same noise with a guarded bridge, so that no NaN reaches a gradient.
+        """
+        number = self.num_samples if num_samples is None else num_samples
+        point = bridge.sample(number, with_score=self.uses_score, generator=generator)
+        rewind = rewinder(generator, point.z.device) if point.z.device.type != "cpu" else None
+        trajectory = self._anneal(bridge, State(point), generator)
+        hopeful = rewind is not None and torch.is_grad_enabled() and not bridge.guarded
+        if hopeful and trajectory.sound is not None and not bool(trajectory.sound.all()):
+            assert rewind is not None
+            rewind()
+            return self._anneal(replace(bridge, guarded=True), State(point), generator)
+        return trajectory
+
+    def _anneal(self, bridge: Bridge, state: State, generator: Generator | None) -> Trajectory:
+        return anneal(
+            bridge,
+            state,
+            self._kernels(),
+            self.schedule(),
+            self.step_sizes(bridge.initial),
+            resample=self.resample,
+            generator=generator,
+        )
+
+    def run_reverse(
+        self, bridge: Bridge, posterior_sample: Tensor, *, generator: Generator | None = None
+    ) -> Trajectory:
+        """Run chains from exact posterior samples `[S, B, D]` back to q: weights of mean 1 / p(x)."""
+        point = bridge.evaluate(posterior_sample, with_score=self.uses_score)
+        if not bool(point.log_p.isfinite().all()):
+            raise ValueError("log_joint is not finite at posterior_sample, so it cannot have come from the posterior.")
+        return anneal(
+            bridge,
+            State(point),
+            self._kernels()[::-1],
+            self.schedule().flip(0),
+            self.step_sizes(bridge.initial).flip(0),
+            start=1.0,
+            end=0.0,
+            generator=generator,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Estimate:
@@ -102,5 +179,14 @@ class AnnealedEstimator(nn.Module):
             "num_samples": self.num_samples,
             "bound": getattr(self.bound, "__name__", self.bound),
             "control_variate": getattr(self.control_variate, "__name__", self.control_variate),
+            "gradient": self.gradient,
+            "resample": self.resample,
         }
         return ", ".join(f"{key}={value}" for key, value in names.items())
+
+
+def _check_control_variate(control_variate: ControlVariate, bound: Bound, num_samples: int) -> None:
+    """Try it, so that it complains now rather than in the first step."""
+    zero = torch.zeros(num_samples, 1)
+    steps = StepRecord(*[zero.unsqueeze(0)] * 3)
+    control_variate(bound, Trajectory(zero, None, zero, zero.bool(), steps=steps))  # type: ignore[arg-type]

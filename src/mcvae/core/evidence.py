@@ -1,6 +1,10 @@
-"""Evidence of any density: annealed importance sampling, and the sandwich of bidirectional Monte Carlo."""
+"""Evidence of any density: annealed importance sampling, and the sandwich of bidirectional Monte Carlo.
+
+A pilot tunes and returns a frozen estimator; its chains are run; the evidence is the diagnosis of their weights.
+"""
 
 from collections import Counter
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
@@ -8,18 +12,20 @@ import torch
 from torch import Generator, Tensor
 from torch.distributions import Distribution
 
-from mcvae.allocator import keep_memory
-from mcvae.core.annealing import Trajectory, anneal
+from mcvae.core.annealing import Trajectory
 from mcvae.core.bounds import iwae
-from mcvae.core.bridge import Bridge, State
+from mcvae.core.bridge import Bridge, State, Step
 from mcvae.core.diagnostics import effective_sample_size, pareto_k, standard_error
+from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.kernels import Kernel, hmc
 from mcvae.core.paths import GeometricPath, Path
-from mcvae.core.schedules import Schedule
+from mcvae.core.resampling import Resampling, systematic
+from mcvae.core.schedules import FixedSchedule, Schedule
 from mcvae.core.scores import LogDensity
-from mcvae.core.tuning import Spacing, Tuning, spaced, step_units, tune
+from mcvae.core.step_sizes import FixedStepSizes, StepSizes
+from mcvae.core.tuning import Spacing, Tuning, spaced, tune
 
-__all__ = ["Evidence", "Plan", "Sandwich", "estimate_log_evidence", "run_chains", "sandwich_log_evidence"]
+__all__ = ["Evidence", "Pilot", "Sandwich", "diagnose", "estimate_log_evidence", "pilot", "sandwich_log_evidence"]
 
 
 class Evidence(NamedTuple):
@@ -41,10 +47,12 @@ class Evidence(NamedTuple):
     """Chains that met a density they could not evaluate, `[B]`; they count, with weight 0 or a rejection."""
     log_weights: Tensor
     """`[S, B]`, float64."""
-    step_sizes: Tensor
-    """The step sizes used: what was given, or `[K, B, D]`."""
-    temperatures: Tensor
-    """The temperatures used, `[K]`."""
+    latents: Tensor
+    """Where the chains ended, `[S, B, D]`, with weights `log_weights`."""
+    estimator: AnnealedEstimator
+    """The frozen estimator whose chains these are."""
+    bridge: Bridge
+    """The densities."""
     moved: Tensor
     """By how much the estimate rose when the number of temperatures was last doubled, `[B]`; NaN if it was given."""
     tuning: Tuning | None
@@ -55,7 +63,46 @@ class Evidence(NamedTuple):
     @property
     def num_steps(self) -> int:
         """K."""
-        return len(self.temperatures)
+        return self.estimator.num_steps
+
+    @property
+    def temperatures(self) -> Tensor:
+        """The temperatures used, `[K]`."""
+        return self.estimator.schedule().detach()
+
+    @property
+    def step_sizes(self) -> Tensor:
+        """The step sizes used: what was given, or `[K, B, D]`."""
+        return self.estimator.step_sizes(self.bridge.initial).detach()
+
+    def posterior(self, num_samples: int, *, num_moves: int = 10, generator: Generator | None = None) -> Tensor:
+        """Equally weighted samples of the posterior, `[N, B, D]`.
+
+        The end states are resampled by their weights. Where that makes copies, moves that leave the posterior
+        invariant pull them apart; a kernel without accept/reject does not make any. Samples are as good as the
+        weights: look at `verdict()` first.
+
+        Args:
+            num_samples: N.
+            num_moves: of the estimator's last kernel at β = 1, if it accepts and rejects.
+            generator: source of all randomness.
+        """
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
+        if not bool(self.log_evidence.isfinite().all()):
+            raise ValueError("there is no posterior sample of a datum whose chains all have weight 0.")
+        rows = systematic(self.log_weights, num_samples, generator)
+        z = self.latents.gather(0, rows.unsqueeze(-1).expand(-1, -1, self.latents.shape[-1]))
+        kernels = self.estimator.kernels
+        if not self.num_steps or not kernels[-1].accepts or not num_moves:
+            return z
+        one, step_size = self.temperatures.new_ones(()), self.step_sizes[-1].to(z)
+        with torch.no_grad():
+            state = State(self.bridge.evaluate(z, with_score=bool(kernels[-1].uses_score)))
+            for _ in range(num_moves):
+                step = Step(self.num_steps, self.num_steps, one, one, step_size)
+                state = kernels[-1](self.bridge, state, step, generator=generator).state
+        return state.point.z
 
     @property
     def converged(self) -> Tensor:
@@ -76,7 +123,7 @@ class Evidence(NamedTuple):
             "tail": (self.pareto_k > 0.7) & (self.ess < 0.5 * num_samples),  # of few chains k alone is noise
             "few": self.ess < max(2.0, 0.1 * num_samples),
             "noisy": ~(self.standard_error <= 2 * self.tolerance),
-            "stuck": self.acceptance < 0.3,
+            "stuck": self.acceptance < 0.375 * self.estimator.target_acceptance,
             "broken": self.num_nonfinite > 0.01 * num_samples,
             "empty": ~self.log_evidence.isfinite(),
         }
@@ -93,7 +140,8 @@ ADVICE = {
     "tail": "its weights have a heavy tail (k > 0.7): use more temperatures",
     "few": "fewer than a tenth of its chains carry the weight: use more temperatures",
     "noisy": "its standard error exceeds twice the tolerance: use more chains, or more temperatures",
-    "stuck": "its chains hardly move (acceptance below 0.3): let the pilot choose the step sizes, or give smaller ones",
+    "stuck": "its chains hardly move (acceptance far below the target): let the pilot choose the step sizes, or give "
+    "smaller ones",
     "broken": "more than 1 % of its chains met a density that could not be evaluated: check the model's numerics",
     "empty": "no chain ended where the density is positive: start from a wider distribution",
 }
@@ -124,32 +172,15 @@ class Sandwich(NamedTuple):
     started from one posterior sample: they are not independent."""
 
 
-class Plan(NamedTuple):
-    """Frozen settings of a run for any number of temperatures; nothing in it looks at the chains that count."""
+class Pilot(NamedTuple):
+    """What pilot chains decided; from here on nothing is tuned."""
 
-    kernel: Kernel
-    num_samples: int
-    units: Tensor
+    estimator: AnnealedEstimator
+    """Frozen."""
     tuning: Tuning | None
-    schedule: Schedule | None
-    step_size: Tensor | None
-    tolerance: float
-
-    def at(self, num_steps: int) -> tuple[Tensor, Tensor]:
-        """Temperatures `[K]` and step sizes for K steps."""
-        if self.schedule is not None:
-            betas = self.schedule().detach()
-        elif self.tuning is not None:
-            betas = self.tuning.temperatures(num_steps)
-        else:
-            betas = spaced("sigmoid", num_steps, self.units)
-        betas = betas.to(self.units)
-        if self.step_size is not None:
-            return betas, self.step_size.expand(len(betas)) if self.step_size.dim() == 0 else self.step_size
-        if not len(betas):
-            return betas, self.units.new_zeros(0, 1, 1)
-        assert self.tuning is not None
-        return betas, self.tuning.step_sizes(betas).unsqueeze(-1) * self.units
+    """What the pilot found; None if step sizes and temperatures were given."""
+    moved: Tensor
+    """By how much the estimate rose when the number of temperatures was last doubled, `[B]`; NaN if it was given."""
 
 
 def estimate_log_evidence(
@@ -166,6 +197,7 @@ def estimate_log_evidence(
     max_steps: int = 1024,
     path: Path | None = None,
     context: Tensor | None = None,
+    resample: Resampling | float | None = None,
     generator: Generator | None = None,
 ) -> Evidence:
     """Estimate log ∫ exp(log_joint(z)) dz by annealed importance sampling: pilot, freeze, run.
@@ -190,6 +222,8 @@ def estimate_log_evidence(
         max_steps: budget of "auto".
         path: geometric by default.
         context: what amortised kernels look at, `[B, C]`.
+        resample: `Resampling(...)`, or a threshold for its default: chains of little weight are replaced by copies of
+            others on the way (an SMC sampler), and the error comes from independent islands of chains.
         generator: source of all randomness.
 
     >>> from torch.distributions import Independent, Normal
@@ -201,19 +235,20 @@ def estimate_log_evidence(
     """
     bridge = _bridge(log_joint, initial, path, context)
     with torch.no_grad():
-        plan = make_plan(
+        found = pilot(
             bridge,
             kernel=kernel,
+            num_steps=num_steps,
             num_samples=num_samples,
             step_size=step_size,
             schedule=schedule,
             tuning=tuning,
             tolerance=tolerance,
-            num_steps=num_steps,
+            max_steps=max_steps,
+            resample=resample,
             generator=generator,
         )
-        chosen, moved = choose_num_steps(bridge, plan, num_steps, max_steps, generator)
-        return run_chains(bridge, plan, chosen, moved=moved, generator=generator)
+        return diagnose(bridge, found, tolerance=tolerance, generator=generator)
 
 
 def sandwich_log_evidence(
@@ -254,141 +289,176 @@ def sandwich_log_evidence(
     """
     bridge = _bridge(log_joint, initial, path, context)
     with torch.no_grad():
-        plan = make_plan(
+        found = pilot(
             bridge,
             kernel=kernel,
+            num_steps=num_steps,
             num_samples=num_samples,
             step_size=step_size,
             schedule=schedule,
             tuning=tuning,
             tolerance=tolerance,
-            num_steps=num_steps,
+            max_steps=max_steps,
             generator=generator,
         )
-        chosen, moved = choose_num_steps(bridge, plan, num_steps, max_steps, generator)
-        return run_sandwich(bridge, plan, chosen, posterior_sample, moved=moved, generator=generator)
+        return diagnose_sandwich(bridge, found, posterior_sample, tolerance=tolerance, generator=generator)
 
 
-def make_plan(
+def pilot(
     bridge: Bridge,
     *,
     kernel: Kernel | None = None,
+    num_steps: int | Literal["auto"] = "auto",
     num_samples: int = 64,
     step_size: float | Tensor | Literal["pilot"] = "pilot",
     schedule: Schedule | Spacing | None = None,
     tuning: Tuning | None = None,
     tolerance: float = 0.1,
-    num_steps: int | Literal["auto"] = "auto",
+    max_steps: int = 1024,
+    shared: bool = False,
+    resample: Resampling | float | None = None,
     generator: Generator | None = None,
-) -> Plan:
-    """Check the settings, run the pilot if one is needed, and freeze."""
-    if kernel is not None and not isinstance(kernel, Kernel):
+) -> Pilot:
+    """Check the settings, tune what is not given on chains that do not count, and freeze.
+
+    Args:
+        bridge: the densities.
+        shared: one step size for all data, in units of their scales, to be used for other data.
+        kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, resample, generator: as for
+            `estimate_log_evidence`.
+    """
+    kernel = hmc(3) if kernel is None else kernel
+    _check_settings(kernel, num_steps, num_samples, step_size, tolerance, max_steps)
+    if resample is not None and not isinstance(resample, Resampling):
+        resample = Resampling(resample)
+    given = schedule if isinstance(schedule, Schedule) else None
+    fixed = None if isinstance(step_size, str) else step_size
+    if isinstance(fixed, float | int):
+        fixed = torch.tensor(float(fixed), device="cpu")
+    without_steps = num_steps == 0 or (given is not None and given.num_steps == 0)
+    untuned = fixed is not None and (given is not None or schedule in (None, "sigmoid"))
+    if tuning is None and not untuned and not without_steps:
+        spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
+        tuning = tune(bridge, kernel, spacing=spacing, generator=generator)
+    tuning = tuning.shared() if tuning is not None and shared else tuning
+
+    def frozen(number: int) -> AnnealedEstimator:
+        temperatures = tuning.temperatures(number) if tuning is not None else spaced("sigmoid", number)
+        ladder = FixedSchedule(temperatures) if given is None else given
+        if fixed is not None or tuning is None:
+            steps: StepSizes = FixedStepSizes(ladder.num_steps, ladder().new_ones(()) if fixed is None else fixed)
+        else:
+            steps = tuning.relative_step_sizes(kernel, ladder().detach())
+        return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=iwae, resample=resample)
+
+    number, moved = _choose_num_steps(bridge, frozen, num_steps, given, fixed, tolerance, max_steps, generator)
+    return Pilot(frozen(number), tuning, moved)
+
+
+def _check_settings(
+    kernel: Kernel,
+    num_steps: int | str,
+    num_samples: int,
+    step_size: float | Tensor | str,
+    tolerance: float,
+    max_steps: int,
+) -> None:
+    if not isinstance(kernel, Kernel):
         raise TypeError(f"kernel must be a Kernel such as mcvae.hmc(3), got {kernel}. Call a shorthand to build it.")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, in nats, got {tolerance}.")
-    kernel = kernel if kernel is not None else hmc(3)
-    given = schedule if isinstance(schedule, Schedule) else None
-    units = step_units(bridge.initial, kernel, generator)
-    fixed = None
-    if not isinstance(step_size, str):
-        fixed = torch.as_tensor(step_size, dtype=units.dtype, device=units.device)
-    elif step_size != "pilot":
+    if num_steps != "auto" and (isinstance(num_steps, str) or num_steps < 0):
+        raise ValueError(f'num_steps must be "auto" or a number, which must not be negative, got {num_steps!r}.')
+    if num_steps == "auto" and max_steps < 1:
+        raise ValueError(f'max_steps must be at least 1 if num_steps is "auto", got {max_steps}.')
+    if isinstance(step_size, str) and step_size != "pilot":
         raise ValueError(f'step_size must be a number, a tensor or "pilot", got "{step_size}".')
-    without_pilot = fixed is not None and (given is not None or schedule in (None, "sigmoid"))
-    if tuning is None and not without_pilot and num_steps != 0 and not (given is not None and given.num_steps == 0):
-        spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
-        tuning = tune(bridge, kernel, spacing=spacing, generator=generator)
-    return Plan(kernel, num_samples, units, tuning, given, fixed, tolerance)
 
 
-def choose_num_steps(
-    bridge: Bridge, plan: Plan, num_steps: int | Literal["auto"], max_steps: int, generator: Generator | None
+_FIRST = 16
+"""Temperatures of the first trial."""
+
+
+def _choose_num_steps(
+    bridge: Bridge,
+    frozen: Callable[[int], AnnealedEstimator],
+    num_steps: int | Literal["auto"],
+    schedule: Schedule | None,
+    step_size: Tensor | None,
+    tolerance: float,
+    max_steps: int,
+    generator: Generator | None,
 ) -> tuple[int, Tensor]:
     """K, and by how much the estimate moved when it was last doubled, `[B]`; on chains that do not count."""
-    unknown = torch.full(bridge.initial.batch_shape, torch.nan, dtype=torch.float64, device=plan.units.device)
-    if plan.schedule is not None:
-        return plan.schedule.num_steps, unknown
+    unknown = torch.full(bridge.initial.batch_shape, torch.nan, dtype=torch.float64, device="cpu")
+    if schedule is not None:
+        return schedule.num_steps, unknown
     if num_steps != "auto":
-        if isinstance(num_steps, str) or num_steps < 0:
-            raise ValueError(f'num_steps must be "auto" or a number, which must not be negative, got {num_steps!r}.')
         return num_steps, unknown
-    if plan.step_size is not None and plan.step_size.dim() > 0:
-        return len(plan.step_size), unknown
+    if step_size is not None and step_size.dim() > 0:
+        return len(step_size), unknown
     current = min(_FIRST, max_steps)
-    estimate = run_chains(bridge, plan, current, generator=generator)
-    moved = torch.full_like(unknown, torch.inf)
+    log_weight = frozen(current).run(bridge, generator=generator).log_weight
+    moved = torch.full_like(log_weight[0], torch.inf)
     while 2 * current <= max_steps:
         current *= 2
-        better = run_chains(bridge, plan, current, generator=generator)
-        moved = (better.log_evidence - estimate.log_evidence).nan_to_num(nan=torch.inf)
-        estimate = better
-        if max(moved.abs().mean(), estimate.standard_error.mean()) < plan.tolerance:
+        better = frozen(current).run(bridge, generator=generator).log_weight
+        moved = (iwae(better) - iwae(log_weight)).nan_to_num(nan=torch.inf)
+        log_weight = better
+        if max(moved.abs().mean(), standard_error(log_weight).mean()) < tolerance:
             break
     return current, moved
 
 
-_FIRST = 16
-
-
-def run_chains(
+def diagnose(
     bridge: Bridge,
-    plan: Plan,
-    num_steps: int,
+    pilot: Pilot,
     *,
-    moved: Tensor | None = None,
+    tolerance: float = 0.1,
     max_rows: int | None = None,
     generator: Generator | None = None,
 ) -> Evidence:
-    """Weigh fresh chains with frozen settings.
+    """Run the chains of a frozen estimator, and say what their weights are worth.
 
     Args:
         bridge: the densities.
-        plan: the settings.
-        num_steps: K.
-        moved: to be noted in the result.
+        pilot: the estimator, and what the pilot knows of it.
+        tolerance: in nats, for the verdict.
         max_rows: chains × data that are held in memory at once; chains run in portions if there are more.
         generator: source of all randomness.
     """
-    keep_memory()
-    betas, steps = plan.at(num_steps)
-    trajectories = []
-    for size in _portions(plan.num_samples, max_rows, bridge):
-        point = bridge.sample(size, with_score=plan.kernel.uses_score, generator=generator)
-        trajectories.append(anneal(bridge, State(point), plan.kernel, betas, steps, generator=generator))
-    return _evidence(trajectories, betas, steps, plan, moved)
+    estimator = pilot.estimator
+    trajectories = [
+        estimator.run(bridge, size, generator=generator)
+        for size in _portions(estimator.num_samples, max_rows, bridge, estimator.resample)
+    ]
+    return _evidence(bridge, pilot, trajectories, tolerance)
 
 
-def run_sandwich(
+def diagnose_sandwich(
     bridge: Bridge,
-    plan: Plan,
-    num_steps: int,
+    pilot: Pilot,
     posterior_sample: Tensor,
     *,
-    moved: Tensor | None = None,
+    tolerance: float = 0.1,
     max_rows: int | None = None,
     generator: Generator | None = None,
 ) -> Sandwich:
-    """Both directions with frozen settings; see `sandwich_log_evidence` and `run_chains`."""
-    shape = (plan.num_samples, *bridge.initial.batch_shape, *bridge.initial.event_shape)
+    """Both directions with frozen settings; see `sandwich_log_evidence` and `diagnose`."""
+    estimator = pilot.estimator
+    shape = (estimator.num_samples, *bridge.initial.batch_shape, *bridge.initial.event_shape)
     if posterior_sample.shape not in (shape, shape[1:]):
         raise ValueError(
             f"posterior_sample must have shape [B, D] = {list(shape[1:])} or [S, B, D] = {list(shape)}, got "
             f"{list(posterior_sample.shape)}."
         )
-    forward = run_chains(bridge, plan, num_steps, moved=moved, max_rows=max_rows, generator=generator)
-    betas, steps = plan.at(num_steps)
-    betas, steps = betas.flip(0), steps.flip(0)
-    trajectories = []
-    for exact in torch.split(posterior_sample.expand(shape), _portions(plan.num_samples, max_rows, bridge)):
-        point = bridge.evaluate(exact, with_score=plan.kernel.uses_score)
-        if not bool(point.log_p.isfinite().all()):
-            raise ValueError("log_joint is not finite at posterior_sample, so it cannot have come from the posterior.")
-        trajectories.append(
-            anneal(bridge, State(point), plan.kernel, betas, steps, start=1.0, end=0.0, generator=generator)
-        )
-    reverse = _evidence(trajectories, betas, steps, plan, None)
+    forward = diagnose(bridge, pilot, tolerance=tolerance, max_rows=max_rows, generator=generator)
+    parts = torch.split(posterior_sample.expand(shape), _portions(estimator.num_samples, max_rows, bridge))
+    trajectories = [estimator.run_reverse(bridge, exact, generator=generator) for exact in parts]
+    reverse = _evidence(bridge, pilot, trajectories, tolerance)
+    reverse = reverse._replace(moved=torch.full_like(reverse.moved, torch.nan))
     if posterior_sample.dim() == 2:  # chains that share their start are not independent
         unknown = torch.full_like(reverse.ess, torch.nan)
         reverse = reverse._replace(standard_error=unknown, ess=unknown, pareto_k=unknown)
@@ -396,14 +466,11 @@ def run_sandwich(
     return Sandwich(lower, upper, upper - lower, forward, reverse)
 
 
-def evaluations(plan: Plan, num_steps: int) -> int:
-    """Passes through the model, forward or backward, that one chain costs."""
-    per_move = getattr(getattr(plan.kernel, "proposal", None), "num_leapfrog", 1)
-    return (1 + num_steps * per_move) * (2 if plan.kernel.uses_score else 1)
-
-
-def _portions(num_samples: int, max_rows: int | None, bridge: Bridge) -> list[int]:
-    size = num_samples if max_rows is None else max(1, min(num_samples, max_rows // bridge.initial.batch_shape[0]))
+def _portions(num_samples: int, max_rows: int | None, bridge: Bridge, resample: Resampling | None = None) -> list[int]:
+    """Sizes of the portions in which chains run; islands stay whole."""
+    whole = 1 if resample is None else resample.islands
+    size = num_samples if max_rows is None else min(num_samples, max_rows // bridge.initial.batch_shape[0])
+    size = max(2 * whole if resample is not None else 1, size // whole * whole)
     return [min(size, num_samples - start) for start in range(0, num_samples, size)]
 
 
@@ -411,24 +478,34 @@ def _bridge(log_joint: LogDensity, initial: Distribution, path: Path | None, con
     return Bridge(initial, log_joint, path if path is not None else GeometricPath(), context)
 
 
-def _evidence(
-    trajectories: list[Trajectory], betas: Tensor, step_sizes: Tensor, plan: Plan, moved: Tensor | None
-) -> Evidence:
+def _evidence(bridge: Bridge, pilot: Pilot, trajectories: list[Trajectory], tolerance: float) -> Evidence:
     log_weight = torch.cat([trajectory.log_weight for trajectory in trajectories])
     shares = [len(trajectory.log_weight) / len(log_weight) for trajectory in trajectories]
     acceptance = torch.stack([share * t.acceptance for share, t in zip(shares, trajectories, strict=True)]).sum(0)
+    resample = pilot.estimator.resample
+    independent = log_weight
+    if resample is not None:
+        islands = [_by_island(trajectory.log_weight, resample.islands) for trajectory in trajectories]
+        independent = torch.cat(islands)
     return Evidence(
         log_evidence=iwae(log_weight),
-        standard_error=standard_error(log_weight),
+        standard_error=standard_error(independent),
         ess=effective_sample_size(log_weight),
-        pareto_k=pareto_k(log_weight),
+        pareto_k=pareto_k(log_weight) if resample is None else torch.full_like(log_weight[0], torch.nan),
         acceptance=acceptance.mean(0),
         acceptance_per_step=acceptance,
         num_nonfinite=torch.cat([trajectory.nonfinite for trajectory in trajectories]).sum(0),
         log_weights=log_weight,
-        step_sizes=step_sizes,
-        temperatures=betas,
-        moved=moved if moved is not None else torch.full_like(log_weight[0], torch.nan),
-        tuning=plan.tuning,
-        tolerance=plan.tolerance,
+        latents=torch.cat([trajectory.state.point.z for trajectory in trajectories]),
+        estimator=pilot.estimator,
+        bridge=bridge,
+        moved=pilot.moved.to(log_weight).expand(log_weight.shape[1:]),
+        tuning=pilot.tuning,
+        tolerance=tolerance,
     )
+
+
+def _by_island(log_weight: Tensor, islands: int) -> Tensor:
+    """The estimate of every island, `[S, B] -> [I, B]`."""
+    size = len(log_weight) // islands
+    return torch.stack([iwae(part) for part in torch.split(log_weight, size)])

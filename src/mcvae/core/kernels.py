@@ -1,5 +1,7 @@
 """Transition kernels. A kernel owes the estimator one thing: log ℓ(z' → z) − log m(z → z'), its `log_ratio`."""
 
+import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +10,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.distributions import Transform
 
-from mcvae.core.bridge import Bridge, State, select
+from mcvae.core.acceptance import Acceptance, log1mexp, metropolis
+from mcvae.core.bridge import Bridge, State, Step, select
 from mcvae.core.proposals import Hamiltonian, Langevin, Proposal, Proposed, RandomWalk
 from mcvae.core.randomness import standard_normal, uniform
 
@@ -18,10 +21,8 @@ __all__ = [
     "MetropolisHastings",
     "Transition",
     "Unadjusted",
-    "barker",
     "hmc",
     "mala",
-    "metropolis",
     "rwm",
     "ula",
     "underdamped",
@@ -34,83 +35,108 @@ class Transition(NamedTuple):
     state: State
     log_ratio: Tensor
     """log ℓ_{k−1}(z_k → z_{k−1}) − log m_k(z_{k−1} → z_k)."""
-    log_accept: Tensor
-    """Log probability of the accept/reject decision that was taken; 0 where none was."""
+    log_accept: Tensor | None
+    """Log probability of the accept/reject decision that was taken; None if there was none to take."""
     acceptance: Tensor
     """Acceptance probability, without gradient; hypothetical for unadjusted kernels."""
     nonfinite: Tensor | None = None
-    """Whether the density could not be evaluated where the chain wanted to go."""
+    """Whether the density could not be evaluated where the chain wanted to go; None if it could everywhere."""
+    sound: Tensor | None = None
+    """Whether everything was finite where the chain wanted to go, derivatives included; None if it was everywhere."""
 
 
 class Kernel(nn.Module, ABC):
-    """A Markov kernel with a backward kernel. A new one needs this one method."""
+    """A Markov kernel with a backward kernel. A new one needs this one method; attributes say what it can do."""
 
     uses_score: bool = True
     """Whether `forward` reads scores. If False, chains without other kernels save their computation."""
+    accepts: bool = False
+    """Whether the kernel accepts and rejects, and so leaves γ_β invariant."""
+    target_acceptance: float = 0.9
+    """The acceptance that step sizes are tuned to; the paper's 0.9 without accept/reject."""
+    num_evaluations: int = 1
+    """New latents per move, at each of which the bridge is evaluated."""
 
     @abstractmethod
-    def forward(
-        self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, *, generator: Generator | None = None
-    ) -> Transition:
-        """Move every chain one step at temperature `beta`."""
+    def forward(self, bridge: Bridge, state: State, step: Step, *, generator: Generator | None = None) -> Transition:
+        """Move every chain one step."""
+
+    def step_unit(self, scale: Tensor) -> Tensor:
+        """The step size that means "one standard deviation" where a density has standard deviations `scale`."""
+        return torch.ones_like(scale)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Transition:
         """Call `forward`."""
         transition: Transition = super().__call__(*args, **kwargs)
         return transition
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let kernels written for (bridge, state, beta, step_size) work for one more release."""
+        super().__init_subclass__(**kwargs)
+        old = cls.__dict__.get("forward")
+        if old is not None and "beta" in inspect.signature(old).parameters:
+            cls.forward = _adapted(old)  # type: ignore[method-assign]
+
+
+def _adapted(old: Callable[..., Transition]) -> Callable[..., Transition]:
+    def forward(
+        self: Kernel, bridge: Bridge, state: State, step: Step, *, generator: Generator | None = None
+    ) -> Transition:
+        warnings.warn(
+            f"{type(self).__name__}.forward(bridge, state, beta, step_size) is now forward(bridge, state, step): read "
+            "step.beta and step.step_size.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return old(self, bridge, state, step.beta, step.step_size, generator=generator)
+
+    return forward
+
 
 class Unadjusted(Kernel):
     """A proposal map without accept/reject: the SIS kernel of L-MCVAE (Section 2.3).
 
     Args:
-        proposal: the proposal map; `Langevin()` gives Algorithm 1.
-        backward: ℓ_ψ, a module `(z_k [S, B, D], context [B, C] or None) -> Distribution` over z_{k−1}. By default
-            the backward kernel is the proposal itself, ℓ_{k−1} = m_k, as in eq. (elbo_sis).
+        proposal: the proposal map; `Langevin()` gives Algorithm 1, and its own backward density is the default.
+        backward: ℓ_ψ instead of the proposal's own, as any density: a module `(bridge, state, step) -> Distribution`
+            over z_{k−1} given the state at z_k.
     """
 
     def __init__(self, proposal: Proposal, backward: nn.Module | None = None):
         super().__init__()
         if backward is not None and not proposal.has_transition_density:
             raise ValueError(
-                f"a learned backward kernel needs a proposal with a density in z, and {proposal} has none: its noise "
+                f"a learned backward kernel needs a proposal with a density in z, and {_name(proposal)} has none: its noise "
                 "is a momentum. Use Langevin() or RandomWalk(), or leave out the backward kernel."
             )
         self.proposal, self.backward = proposal, backward
-        self.uses_score = proposal.uses_score
+        self.uses_score, self.num_evaluations = proposal.uses_score, proposal.num_evaluations
 
-    def forward(
-        self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, *, generator: Generator | None = None
-    ) -> Transition:
+    def step_unit(self, scale: Tensor) -> Tensor:
         """See `Kernel`."""
-        noise = standard_normal(state.point.z, generator)
-        proposed = self.proposal(bridge, state, beta, step_size, noise)
+        return self.proposal.step_unit(scale)
+
+    def forward(self, bridge: Bridge, state: State, step: Step, *, generator: Generator | None = None) -> Transition:
+        """See `Kernel`."""
+        if self.proposal.keeps_momentum and state.momentum is None:
+            state = State(state.point, standard_normal(state.point.z, generator))
+        return self.move(bridge, state, step, standard_normal(state.point.z, generator))
+
+    def move(self, bridge: Bridge, state: State, step: Step, noise: Tensor) -> Transition:
+        """The transition as a deterministic function of its noise."""
+        proposed = self.proposal(bridge, state, step, noise)
         new, log_forward, log_backward = proposed
-        nonfinite = new.point.log_p.isnan()
-        with torch.no_grad():
-            log_hastings = _log_hastings(proposed, _log_change(bridge, beta, state, new))
+        with torch.no_grad():  # what a step-size rule would like to know
+            acceptance = metropolis(_log_hastings(proposed, _log_change(bridge, step.beta, state, new))).exp()
         if self.backward is not None:
-            log_backward = self.backward(new.point.z, bridge.context).log_prob(state.point.z)
-        log_ratio = torch.where(nonfinite, -torch.inf, log_backward - log_forward)
-        return Transition(new, log_ratio, torch.zeros_like(log_ratio), metropolis(log_hastings).exp(), nonfinite)
-
-    def extra_repr(self) -> str:
-        """Show the settings in `repr`."""
-        return str(self.proposal)
-
-
-Acceptance = Callable[[Tensor], Tensor]
-"""Log Hastings ratio to log acceptance probability."""
-
-
-def metropolis(log_hastings: Tensor) -> Tensor:
-    """log of α = 1 ∧ r, eq. (mala_acceptance)."""
-    return log_hastings.clamp(max=0.0)
-
-
-def barker(log_hastings: Tensor) -> Tensor:
-    """log of α = r / (1 + r); smooth, where Metropolis has a kink."""
-    return nn.functional.logsigmoid(log_hastings)
+            log_backward = self.backward(bridge, new, step).log_prob(state.point.z)
+        log_ratio = log_backward - log_forward
+        nonfinite = None
+        if new.point.sound is not None:
+            nonfinite = new.point.log_p.isnan()
+            log_ratio = torch.where(nonfinite, -torch.inf, log_ratio)
+        new = new if self.proposal.keeps_momentum else State(new.point)
+        return Transition(new, log_ratio, None, acceptance, nonfinite, new.point.sound)
 
 
 class MetropolisHastings(Kernel):
@@ -124,42 +150,54 @@ class MetropolisHastings(Kernel):
         acceptance: `metropolis` or `barker`.
     """
 
+    accepts = True
+
     def __init__(self, proposal: Proposal, acceptance: Acceptance = metropolis):
         super().__init__()
-        if isinstance(proposal, Hamiltonian) and proposal.damping > 0:
+        if not proposal.is_reversible:
             raise ValueError(
-                f"Metropolis-Hastings expects a momentum that is drawn anew, got damping={proposal.damping}: a kept "
-                "momentum would have to be flipped at every rejection. Use hmc() for damping 0, or underdamped() for "
-                "damping without accept/reject."
+                f"Metropolis-Hastings expects a proposal that is its own reversal, got {_name(proposal)}: a kept momentum "
+                "would have to be flipped at every rejection, and a backward drift of its own is not the density of "
+                "the way back. Use hmc() or mala(), or Unadjusted(...) without accept/reject."
             )
         self.proposal, self.acceptance = proposal, acceptance
-        self.uses_score = proposal.uses_score
+        self.uses_score, self.num_evaluations = proposal.uses_score, proposal.num_evaluations
+        self.target_acceptance = 0.8 if proposal.uses_score else 0.234  # the paper's; optimal for random walks
 
-    def forward(
-        self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, *, generator: Generator | None = None
-    ) -> Transition:
+    def step_unit(self, scale: Tensor) -> Tensor:
         """See `Kernel`."""
+        return self.proposal.step_unit(scale)
+
+    def forward(self, bridge: Bridge, state: State, step: Step, *, generator: Generator | None = None) -> Transition:
+        """See `Kernel`."""
+        noise = standard_normal(state.point.z, generator)
+        return self.move(bridge, state, step, noise, uniform(state.point.log_p, generator))
+
+    def move(self, bridge: Bridge, state: State, step: Step, noise: Tensor, threshold: Tensor) -> Transition:
+        """The transition as a deterministic function of its noise."""
         old = state.point
-        noise = standard_normal(old.z, generator)
-        threshold = uniform(old.log_p, generator).log()
-        proposed = self.proposal(bridge, State(old), beta, step_size, noise)
-        log_change = _log_change(bridge, beta, state, proposed.state)
+        proposed = self.proposal(bridge, State(old), step, noise)
+        log_change = _log_change(bridge, step.beta, state, proposed.state)
         log_alpha = self.acceptance(_log_hastings(proposed, log_change))
-        accepted = threshold < log_alpha
-        # The inner where keeps log(1 - 1) out of the gradient of accepted moves.
-        log_reject = _log1mexp(torch.where(accepted, -1.0, log_alpha))
-        log_accept = torch.where(accepted, log_alpha, log_reject)
+        accepted = threshold.log() < log_alpha
+        log_accept = None
+        if torch.is_grad_enabled():
+            # The inner where keeps log(1 - 1) out of the gradient of accepted moves.
+            log_reject = log1mexp(torch.where(accepted, -1.0, log_alpha))
+            log_accept = torch.where(accepted, log_alpha, log_reject)
+        new = proposed.state.point
         return Transition(
-            State(select(accepted, proposed.state.point, old)),
+            State(select(accepted, new, old)),
             torch.where(accepted, -log_change, 0.0),
             log_accept,
             log_alpha.detach().exp(),
-            proposed.state.point.log_p.isnan(),
+            None if new.sound is None else new.log_p.isnan(),
+            new.sound,
         )
 
     def extra_repr(self) -> str:
         """Show the settings in `repr`."""
-        return f"{self.proposal}, acceptance={getattr(self.acceptance, '__name__', self.acceptance)}"
+        return f"acceptance={getattr(self.acceptance, '__name__', self.acceptance)}"
 
 
 class FlowStep(Kernel):
@@ -180,10 +218,8 @@ class FlowStep(Kernel):
             )
         self.transform = transform
 
-    def forward(
-        self, bridge: Bridge, state: State, beta: Tensor, step_size: Tensor, *, generator: Generator | None = None
-    ) -> Transition:
-        """See `Kernel`; `beta` and `step_size` are not used."""
+    def forward(self, bridge: Bridge, state: State, step: Step, *, generator: Generator | None = None) -> Transition:
+        """See `Kernel`; the temperature and the step size are not used."""
         transform = self.transform if isinstance(self.transform, Transform) else self.transform(bridge.context)
         old = state.point
         image = transform(old.z)
@@ -191,10 +227,12 @@ class FlowStep(Kernel):
         if transform.domain.event_dim == 0:  # elementwise
             log_jacobian = log_jacobian.sum(-1)
         point = bridge.evaluate(image, with_score=old.score_p is not None, fallback=old.z)
+        moved = torch.ones_like(log_jacobian)
+        if point.sound is None:
+            return Transition(State(point), log_jacobian, None, moved)
         nonfinite = point.log_p.isnan()
         log_ratio = torch.where(nonfinite, -torch.inf, log_jacobian)
-        zero = torch.zeros_like(log_ratio)
-        return Transition(State(point), log_ratio, zero, torch.where(nonfinite, 0.0, zero.exp()), nonfinite)
+        return Transition(State(point), log_ratio, None, torch.where(nonfinite, 0.0, moved), nonfinite, point.sound)
 
 
 def ula() -> Unadjusted:
@@ -230,12 +268,10 @@ def _log_change(bridge: Bridge, beta: Tensor, old: State, new: State) -> Tensor:
 def _log_hastings(proposed: Proposed, log_change: Tensor) -> Tensor:
     """Log Hastings ratio; −inf where the proposal could not be evaluated, or both densities vanish."""
     log_hastings = log_change + proposed.log_backward - proposed.log_forward
+    if proposed.state.point.sound is None:
+        return log_hastings
     return torch.where(log_hastings.isnan(), -torch.inf, log_hastings)
 
 
-def _log1mexp(x: Tensor) -> Tensor:
-    """log(1 − exp(x)) for x < 0, accurate at both ends (Mächler, 2012) and with a finite gradient."""
-    near_zero = x > -0.6931471805599453
-    near = (-torch.expm1(torch.where(near_zero, x, -1.0))).log()
-    far = torch.log1p(-torch.where(near_zero, -1.0, x).exp())
-    return torch.where(near_zero, near, far)
+def _name(module: nn.Module) -> str:
+    return type(module).__name__

@@ -10,9 +10,10 @@ __all__ = ["GeometricPath", "MixturePath", "Path"]
 
 
 class Path(Protocol):
-    """A rule for log γ_β and for its score, given the two endpoint log densities.
+    """A rule for log γ_β and for its score, given the two endpoint log densities, which are finite.
 
-    The score of γ_β is `weight_q * ∇log q + weight_p * ∇log p`, so that changing β costs no evaluation.
+    The score of γ_β is `weight_q * ∇log q + weight_p * ∇log p`, so that changing β costs no evaluation. `Bridge` takes
+    care of densities that vanish.
     """
 
     def __call__(self, log_q: Tensor, log_p: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,7 +33,7 @@ class GeometricPath:
 
     def __call__(self, log_q: Tensor, log_p: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `Path`."""
-        return _power(log_q, 1 - beta) + _power(log_p, beta), 1 - beta, beta
+        return torch.lerp(log_q, log_p, beta), 1 - beta, beta
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,8 @@ class MixturePath:
     def __call__(self, log_q: Tensor, log_p: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `Path`."""
         terms = torch.stack([_log(1 - beta) + log_q, _log(beta) + log_p])
-        vanishes = (terms == -torch.inf).all(0)
-        terms = torch.where(vanishes, 0.0, terms)
         responsibility_q, responsibility_p = terms.softmax(0).unsqueeze(-1)
-        return torch.where(vanishes, -torch.inf, terms.logsumexp(0)), responsibility_q, responsibility_p
-
-
-def _power(log_density: Tensor, exponent: Tensor) -> Tensor:
-    """log(density ** exponent), where 0 ** 0 = 1 and a vanishing density gives no NaN, in value or gradient."""
-    vanishes = log_density == -torch.inf
-    product = exponent * torch.where(vanishes, 0.0, log_density)
-    return torch.where(vanishes & (exponent > 0), -torch.inf, product)
+        return terms.logsumexp(0), responsibility_q, responsibility_p
 
 
 def _log(x: Tensor) -> Tensor:

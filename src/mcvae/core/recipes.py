@@ -1,8 +1,21 @@
-"""The methods of the paper, each a composition. Every part can be replaced by hand.
+"""The methods of the paper and its successors, each a composition. Every part can be replaced by hand.
 
 >>> import mcvae
 >>> objective = mcvae.recipes.l_mcvae(num_steps=5, latent_dim=64)
 >>> objective = mcvae.recipes.a_mcvae(num_steps=3, latent_dim=64, schedule=mcvae.SigmoidSchedule)
+>>> objective = mcvae.recipes.cmcd(num_steps=3, latent_dim=64, context_dim=784)
+
+With s = ∇log γ_β and networks u, r that start at 0, variances 2η (see `Langevin` and `Hamiltonian`):
+
+| recipe | forward | backward |
+|---|---|---|
+| `l_mcvae` | z + η s(z) | z' + η s(z') |
+| `mcd` | z + η s(z) | z' + η s(z') + η r_k(z') |
+| `cmcd` | z + η s_k(z) − η u_k(z) | z' + η s_{k+1}(z') + η u_{k+1}(z') |
+| `dbs` | z + η s(z) + η u_k(z) | z' + η s(z') + η r_k(z') |
+| `uha` | ρ' ~ N(h ρ, 1 − h²) | the same |
+| `ldvi` | ρ' ~ N((1 − γε) ρ, 2γε) | N((1 − γε) ρ' + 2γε r_k(z, ρ'), 2γε) |
+| `cmcd_ud` | ρ' ~ N((1 − γε) ρ − 2γε u_k(z, ρ), 2γε) | N((1 − γε) ρ' + 2γε u_k(z, ρ'), 2γε) |
 """
 
 from collections.abc import Sequence
@@ -10,14 +23,17 @@ from typing import Protocol
 
 from torch import nn
 
-from mcvae.core.bounds import Bound, ControlVariate, elbo, iwae as iwae_bound, leave_one_out
+from mcvae.core.bounds import Bound, elbo, iwae as iwae_bound
+from mcvae.core.drifts import AtNextStep, Controlled, DriftNetwork
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.core.kernels import Kernel, Unadjusted, hmc, mala, ula, underdamped
-from mcvae.core.proposals import Langevin
-from mcvae.core.schedules import LinearSchedule, Schedule
-from mcvae.core.step_sizes import Fixed, ScoreScaled, StepSizes
+from mcvae.core.gradients import ControlVariate, Gradient, stopped
+from mcvae.core.kernels import Kernel, Unadjusted, hmc, mala, ula
+from mcvae.core.proposals import Hamiltonian, Langevin
+from mcvae.core.refreshments import Friction, PartialRefreshment
+from mcvae.core.schedules import LearnedSchedule, LinearSchedule, Schedule
+from mcvae.core.step_sizes import FixedStepSizes, LearnedStepSizes, ScoreScaled, StepSizes
 
-__all__ = ["a_mcvae", "ais_hmc", "iwae", "l_mcvae", "uha", "vae"]
+__all__ = ["a_mcvae", "ais_hmc", "cmcd", "cmcd_ud", "dbs", "iwae", "l_mcvae", "ldvi", "mcd", "uha", "vae"]
 
 
 class ScheduleFactory(Protocol):
@@ -28,22 +44,27 @@ class ScheduleFactory(Protocol):
         ...
 
 
-def vae(num_samples: int = 1) -> AnnealedEstimator:
+def vae(num_samples: int = 1, *, bound: Bound = elbo, gradient: Gradient = "pathwise") -> AnnealedEstimator:
     """The VAE of Kingma and Welling: K = 0 and the ELBO. With a flow for q it is VAE with RealNVP.
 
     Args:
         num_samples: samples per datum, averaged.
+        bound: `elbo`, or another.
+        gradient: "pathwise", "sticking-the-landing" or "doubly-reparameterised".
     """
-    return _importance_sampling(num_samples, elbo)
+    return AnnealedEstimator(
+        [], LinearSchedule(0), FixedStepSizes(0), num_samples=num_samples, bound=bound, gradient=gradient
+    )
 
 
-def iwae(num_samples: int = 10) -> AnnealedEstimator:
+def iwae(num_samples: int = 10, *, gradient: Gradient = "pathwise") -> AnnealedEstimator:
     """The importance-weighted auto-encoder of Burda et al.: K = 0 and the log of the mean weight.
 
     Args:
         num_samples: importance samples per datum (the paper's tables call it K).
+        gradient: "pathwise" or "doubly-reparameterised".
     """
-    return _importance_sampling(num_samples, iwae_bound)
+    return vae(num_samples, bound=iwae_bound, gradient=gradient)
 
 
 def l_mcvae(
@@ -53,7 +74,7 @@ def l_mcvae(
     schedule: ScheduleFactory = LinearSchedule,
     interior: bool = False,
     step_sizes: StepSizes | None = None,
-    backward: Sequence[nn.Module] | None = None,
+    backward: nn.Module | Sequence[nn.Module] | None = None,
     num_samples: int = 1,
     bound: Bound = elbo,
 ) -> AnnealedEstimator:
@@ -65,15 +86,16 @@ def l_mcvae(
         schedule: `LinearSchedule`, `SigmoidSchedule` or `LearnedSchedule`.
         interior: temperatures k/K as in the paper (False), or k/(K+1) as in its public code (True).
         step_sizes: the paper's adaptive rule with ρ = 0.9 by default.
-        backward: K modules, one learned backward kernel per step, such as `GaussianBackward`; the reversal by default.
+        backward: learned backward kernels such as `GaussianBackward`, one for all steps or K of them; the reversal by
+            default.
         num_samples: chains per datum.
         bound: `elbo`, as in the paper, or another.
     """
     kernel: Kernel | list[Kernel] = ula()
-    if backward is not None:
-        if isinstance(backward, nn.Module) and not isinstance(backward, nn.ModuleList):
-            raise TypeError("backward must be a sequence of K modules, one for each step; got one module.")
+    if isinstance(backward, Sequence | nn.ModuleList):
         kernel = [Unadjusted(Langevin(), module) for module in backward]
+    elif backward is not None:
+        kernel = Unadjusted(Langevin(), backward)
     return AnnealedEstimator(
         kernel,
         schedule(num_steps, interior=interior),
@@ -89,9 +111,9 @@ def a_mcvae(
     *,
     schedule: ScheduleFactory = LinearSchedule,
     step_sizes: StepSizes | None = None,
-    num_samples: int = 5,
+    num_samples: int = 1,
     bound: Bound = elbo,
-    control_variate: ControlVariate = leave_one_out,
+    control_variate: ControlVariate = stopped,
 ) -> AnnealedEstimator:
     """Annealed importance sampling VAE, Algorithm 2: MALA at interior temperatures, REINFORCE and control variates.
 
@@ -100,9 +122,9 @@ def a_mcvae(
         latent_dim: D.
         schedule: `LinearSchedule`, `SigmoidSchedule` or `LearnedSchedule`.
         step_sizes: the paper's adaptive rule with ρ = 0.8 by default.
-        num_samples: chains per datum; the control variate needs at least two.
+        num_samples: chains per datum; one is enough for `stopped`, the paper's control variate takes five.
         bound: `elbo`, as in the paper, or another.
-        control_variate: `leave_one_out` or `none`.
+        control_variate: `stopped`; `leave_one_out`, the paper's, for two chains or more; or `no_control_variate`.
     """
     return AnnealedEstimator(
         mala(),
@@ -120,6 +142,7 @@ def uha(
     *,
     num_leapfrog: int = 1,
     damping: float = 0.9,
+    learned_damping: bool = False,
     schedule: ScheduleFactory = LinearSchedule,
     interior: bool = False,
     step_sizes: StepSizes | None = None,
@@ -133,16 +156,152 @@ def uha(
         latent_dim: D.
         num_leapfrog: leapfrog steps per move.
         damping: share of the momentum that survives each move; 0 is uncorrected Hamiltonian Monte Carlo.
+        learned_damping: whether the damping is a parameter.
         schedule, interior, num_samples, bound: as for `l_mcvae`.
         step_sizes: the paper's adaptive rule with a hypothetical acceptance of 0.9 by default.
     """
+    refreshment = PartialRefreshment(damping, learned=learned_damping) if damping > 0 else None
     return AnnealedEstimator(
-        underdamped(num_leapfrog, damping),
+        Unadjusted(Hamiltonian(num_leapfrog, refreshment=refreshment)),
         schedule(num_steps, interior=interior),
         step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, 0.1, target=0.9),
         num_samples=num_samples,
         bound=bound,
     )
+
+
+def mcd(
+    num_steps: int,
+    latent_dim: int,
+    *,
+    context_dim: int = 0,
+    hidden: int = 64,
+    schedule: ScheduleFactory = LearnedSchedule,
+    interior: bool = False,
+    step_sizes: StepSizes | None = None,
+    num_samples: int = 1,
+    bound: Bound = elbo,
+) -> AnnealedEstimator:
+    """Monte Carlo diffusion (Doucet et al., 2022): L-MCVAE whose reversal is corrected by a learned score.
+
+    Args:
+        num_steps: K.
+        latent_dim: D.
+        context_dim: size of `Bridge.context`, which the network sees: amortised over data. 0 for one density.
+        hidden: width of the network.
+        schedule: learned temperatures by default.
+        interior: temperatures k/K (False) or k/(K+1) (True).
+        step_sizes: learned, from 0.01, by default.
+        num_samples, bound: as for `l_mcvae`.
+    """
+    correction = DriftNetwork(latent_dim, context_dim, hidden=hidden)
+    kernel = Unadjusted(Langevin(backward_drift=Controlled(correction)))
+    return _learned(kernel, num_steps, schedule, interior, step_sizes, 0.01, num_samples, bound)
+
+
+def cmcd(
+    num_steps: int,
+    latent_dim: int,
+    *,
+    context_dim: int = 0,
+    hidden: int = 64,
+    schedule: ScheduleFactory = LearnedSchedule,
+    interior: bool = True,
+    step_sizes: StepSizes | None = None,
+    num_samples: int = 1,
+    bound: Bound = elbo,
+) -> AnnealedEstimator:
+    """Controlled Monte Carlo diffusion (Vargas et al., 2024): one control transports chains along the bridge.
+
+    Args:
+        num_steps, latent_dim, context_dim, hidden, schedule, step_sizes, num_samples, bound: as for `mcd`.
+        interior: temperatures k/(K+1): the last move goes from there to the end, where its reversal starts.
+    """
+    control = DriftNetwork(latent_dim, context_dim, hidden=hidden)
+    kernel = Unadjusted(Langevin(Controlled(control, -1.0), AtNextStep(Controlled(control, +1.0))))
+    return _learned(kernel, num_steps, schedule, interior, step_sizes, 0.01, num_samples, bound)
+
+
+def dbs(
+    num_steps: int,
+    latent_dim: int,
+    *,
+    context_dim: int = 0,
+    hidden: int = 64,
+    schedule: ScheduleFactory = LearnedSchedule,
+    interior: bool = False,
+    step_sizes: StepSizes | None = None,
+    num_samples: int = 1,
+    bound: Bound = elbo,
+) -> AnnealedEstimator:
+    """Diffusion bridge sampler (Richter and Berner, 2024): independent controls in both directions.
+
+    Args:
+        num_steps, latent_dim, context_dim, hidden, schedule, interior, step_sizes, num_samples, bound: as for `mcd`.
+    """
+    forward, backward = (DriftNetwork(latent_dim, context_dim, hidden=hidden) for _ in range(2))
+    kernel = Unadjusted(Langevin(Controlled(forward), Controlled(backward)))
+    return _learned(kernel, num_steps, schedule, interior, step_sizes, 0.01, num_samples, bound)
+
+
+def ldvi(
+    num_steps: int,
+    latent_dim: int,
+    *,
+    context_dim: int = 0,
+    hidden: int = 64,
+    friction: float = 1.0,
+    num_leapfrog: int = 1,
+    schedule: ScheduleFactory = LearnedSchedule,
+    interior: bool = False,
+    step_sizes: StepSizes | None = None,
+    num_samples: int = 1,
+    bound: Bound = elbo,
+) -> AnnealedEstimator:
+    """Langevin diffusion variational inference (Geffner and Domke, 2023): underdamped, with a learned reversal.
+
+    Args:
+        num_steps, latent_dim, context_dim, hidden, schedule, interior, num_samples, bound: as for `mcd`.
+        friction: γ, where it starts; it is learned.
+        num_leapfrog: leapfrog steps per move.
+        step_sizes: learned, from 0.1, by default.
+    """
+    refreshment = Friction(friction)
+    correction = DriftNetwork(latent_dim, context_dim, hidden=hidden, uses_momentum=True)
+    proposal = Hamiltonian(
+        num_leapfrog, refreshment=refreshment, backward_refreshment=refreshment.controlled(correction)
+    )
+    return _learned(Unadjusted(proposal), num_steps, schedule, interior, step_sizes, 0.1, num_samples, bound)
+
+
+def cmcd_ud(
+    num_steps: int,
+    latent_dim: int,
+    *,
+    context_dim: int = 0,
+    hidden: int = 64,
+    friction: float = 1.0,
+    num_leapfrog: int = 1,
+    schedule: ScheduleFactory = LearnedSchedule,
+    interior: bool = False,
+    step_sizes: StepSizes | None = None,
+    num_samples: int = 1,
+    bound: Bound = elbo,
+) -> AnnealedEstimator:
+    """Underdamped controlled Monte Carlo diffusion (Vargas et al., 2024): one control in both refreshments.
+
+    Args:
+        num_steps, latent_dim, context_dim, hidden, friction, num_leapfrog, schedule, interior, step_sizes,
+            num_samples, bound: as for `ldvi`.
+    """
+    friction_alone = Friction(friction)
+    control = DriftNetwork(latent_dim, context_dim, hidden=hidden, uses_momentum=True)
+    proposal = Hamiltonian(
+        num_leapfrog,
+        refreshment=friction_alone.controlled(control, -1.0),
+        backward_refreshment=friction_alone.controlled(control, +1.0),
+    )
+    return _learned(Unadjusted(proposal), num_steps, schedule, interior, step_sizes, 0.1, num_samples, bound)
 
 
 def ais_hmc(
@@ -175,5 +334,21 @@ def ais_hmc(
     )
 
 
-def _importance_sampling(num_samples: int, bound: Bound) -> AnnealedEstimator:
-    return AnnealedEstimator([], LinearSchedule(0), Fixed(0), num_samples=num_samples, bound=bound)
+def _learned(
+    kernel: Kernel,
+    num_steps: int,
+    schedule: ScheduleFactory,
+    interior: bool,
+    step_sizes: StepSizes | None,
+    step_size: float,
+    num_samples: int,
+    bound: Bound,
+) -> AnnealedEstimator:
+    """A kernel that is learned with its temperatures and its step sizes."""
+    return AnnealedEstimator(
+        kernel,
+        schedule(num_steps, interior=interior),
+        step_sizes if step_sizes is not None else LearnedStepSizes(num_steps, step_size),
+        num_samples=num_samples,
+        bound=bound,
+    )

@@ -51,7 +51,7 @@ class FixedSchedule(Schedule):
     betas: Tensor
 
     def __init__(self, betas: Tensor | Sequence[float]):
-        values = torch.as_tensor(betas, dtype=torch.get_default_dtype())
+        values = betas if isinstance(betas, Tensor) else torch.tensor(betas, dtype=torch.get_default_dtype())
         if values.dim() != 1:
             raise ValueError(f"a schedule needs temperatures of shape [K], got {list(values.shape)}.")
         super().__init__(len(values))

@@ -1,27 +1,40 @@
-"""Step sizes of the K moves: fixed, learned, or adapted (Section 4.1).
+"""Step sizes of the K moves: fixed, learned, adapted (Section 4.1), or in units of the initial distribution's scales.
 
 Adapted step sizes are buffers. `forward` never changes them and `update` is the only thing that does, so evaluating a
 model leaves it as it was and a checkpoint holds everything.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from mcvae.core.annealing import Trajectory
 
-__all__ = ["AcceptanceAdapted", "Fixed", "Learned", "ScoreScaled", "StepSizes"]
+__all__ = [
+    "AcceptanceAdapted",
+    "FixedStepSizes",
+    "LearnedStepSizes",
+    "RelativeStepSizes",
+    "ScoreScaled",
+    "StepSizes",
+    "standard_deviation",
+]
 
 
 class StepSizes(nn.Module, ABC):
-    """Step sizes `[K]`, or `[K, D]` for the preconditioned form."""
+    """Step sizes `[K]`, `[K, D]` for the preconditioned form, or `[K, B, D]` for one per datum."""
+
+    num_steps: int
+    """K."""
 
     @abstractmethod
-    def forward(self) -> Tensor:
-        """Step sizes `[K]` or `[K, D]`, positive."""
+    def forward(self, initial: Distribution | None = None) -> Tensor:
+        """Step sizes `[K]`, `[K, D]` or `[K, B, D]`, positive; they may depend on where chains start."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Call `forward`."""
@@ -32,14 +45,14 @@ class StepSizes(nn.Module, ABC):
         """Adapt to what a trajectory showed. Called by `AnnealedEstimator.adapt`, never by `forward`."""
 
 
-class Fixed(StepSizes):
+class FixedStepSizes(StepSizes):
     """Step sizes that stay as they are.
 
     Args:
         num_steps: K.
-        step_size: one number, a tensor `[K]` or `[K, D]`, or `[1, D]` for the same vector in every step.
+        step_size: one number, a tensor `[K]`, `[K, D]` or `[K, B, D]`, or `[1, D]` for the same vector in every step.
 
-    >>> Fixed(3, 0.1)()
+    >>> FixedStepSizes(3, 0.1)()
     tensor([0.1000, 0.1000, 0.1000])
     """
 
@@ -47,33 +60,84 @@ class Fixed(StepSizes):
 
     def __init__(self, num_steps: int, step_size: float | Tensor = 0.01):
         super().__init__()
+        self.num_steps = num_steps
         self.register_buffer("values", _per_step(num_steps, step_size))
 
-    def forward(self) -> Tensor:
+    def forward(self, initial: Distribution | None = None) -> Tensor:
         """See `StepSizes`."""
         return self.values
 
 
-class Learned(StepSizes):
+class LearnedStepSizes(StepSizes):
     """Step sizes learned with everything else, through the bound.
 
     The paper advises against it: a step size that maximises the bound need not keep the chain moving.
 
     Args:
         num_steps: K.
-        step_size: where to start; as for `Fixed`.
+        step_size: where to start; as for `FixedStepSizes`.
 
-    >>> Learned(2, 0.5)().detach()
+    >>> LearnedStepSizes(2, 0.5)().detach()
     tensor([0.5000, 0.5000])
     """
 
     def __init__(self, num_steps: int, step_size: float | Tensor = 0.01):
         super().__init__()
+        self.num_steps = num_steps
         self.log_values = nn.Parameter(_per_step(num_steps, step_size).log())
 
-    def forward(self) -> Tensor:
+    def forward(self, initial: Distribution | None = None) -> Tensor:
         """See `StepSizes`."""
         return self.log_values.exp()
+
+
+class RelativeStepSizes(StepSizes):
+    """Step sizes in units of the initial distribution's scales, so that they fit every datum.
+
+    Args:
+        relative: other step sizes of shape `[K]`, or `[K, B]` for one per datum, which this multiplies; learned ones
+            stay learned.
+        unit: the step size that means one standard deviation, usually `kernel.step_unit`.
+
+    >>> import mcvae
+    >>> from torch.distributions import Independent, Normal
+    >>> initial = Independent(Normal(torch.zeros(1, 1), 2 * torch.ones(1, 1)), 1)
+    >>> RelativeStepSizes(FixedStepSizes(1, 0.5), mcvae.ula().step_unit)(initial)
+    tensor([[[2.]]])
+    """
+
+    def __init__(self, relative: StepSizes, unit: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.num_steps, self.relative, self.unit = relative.num_steps, relative, unit
+
+    def forward(self, initial: Distribution | None = None) -> Tensor:
+        """See `StepSizes`; `[K, B, D]`."""
+        if initial is None:
+            raise ValueError("relative step sizes need the initial distribution: call them with bridge.initial.")
+        values: Tensor = self.relative()
+        values = values.unsqueeze(-1) if values.dim() == 1 else values  # [K, 1] or [K, B]
+        unit = self.unit(standard_deviation(initial)).detach()
+        return values.to(unit).unsqueeze(-1) * unit
+
+    def update(self, trajectory: Trajectory) -> None:
+        """Let the relative ones adapt."""
+        self.relative.update(trajectory)
+
+
+def standard_deviation(initial: Distribution) -> Tensor:
+    """Scales of an initial distribution, `[B, D]`: by quantiles of samples for flows and heavy tails."""
+    try:
+        scale: Tensor = initial.stddev
+        if bool(scale.isfinite().all()):
+            return scale
+    except NotImplementedError:
+        pass
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sample = initial.sample(torch.Size([200]))
+    low, high = sample.quantile(sample.new_tensor([0.1587, 0.8413]), 0)  # of a Gaussian, one deviation off its mean
+    width: Tensor = high - low
+    return width / 2
 
 
 class AcceptanceAdapted(StepSizes):
@@ -81,7 +145,7 @@ class AcceptanceAdapted(StepSizes):
 
     Args:
         num_steps: K.
-        step_size: where to start; as for `Fixed`.
+        step_size: where to start; as for `FixedStepSizes`.
         target: ρ.
         rate: the gain.
     """
@@ -90,10 +154,11 @@ class AcceptanceAdapted(StepSizes):
 
     def __init__(self, num_steps: int, step_size: float | Tensor = 0.01, *, target: float = 0.8, rate: float = 0.3):
         super().__init__()
+        self.num_steps = num_steps
         self.target, self.rate = _probability(target), rate
         self.register_buffer("log_values", _per_step(num_steps, step_size).log())
 
-    def forward(self) -> Tensor:
+    def forward(self, initial: Distribution | None = None) -> Tensor:
         """See `StepSizes`."""
         return self.log_values.exp()
 
@@ -138,11 +203,12 @@ class ScoreScaled(StepSizes):
         epsilon: float = 0.01,
     ):
         super().__init__()
+        self.num_steps = num_steps
         self.target, self.rate, self.memory, self.epsilon = _probability(target), rate, memory, epsilon
         self.register_buffer("values", _per_step(num_steps, torch.full((1, latent_dim), float(step_size))))
         self.register_buffer("log_base", _per_step(num_steps, step_size).log())
 
-    def forward(self) -> Tensor:
+    def forward(self, initial: Distribution | None = None) -> Tensor:
         """See `StepSizes`."""
         return self.values
 
@@ -170,10 +236,12 @@ def _per_step(num_steps: int, step_size: float | Tensor) -> Tensor:
     """Repeat to `[K]` or `[K, D]`, checked."""
     if index(num_steps) < 0:
         raise ValueError(f"the number of steps K must not be negative, got {num_steps}.")
-    values = torch.as_tensor(step_size, dtype=torch.get_default_dtype())
-    if values.dim() > 2 or (values.dim() and values.shape[0] not in (num_steps, values.dim() - 1)):
+    dtype = torch.get_default_dtype()
+    values = step_size.to(dtype) if isinstance(step_size, Tensor) else torch.tensor(step_size, dtype=dtype)
+    repeated = values.dim() == 2 and len(values) == 1
+    if values.dim() > 3 or (values.dim() and len(values) != num_steps and not repeated):
         raise ValueError(
-            f"step sizes must be one number, or of shape [K], [K, D] or [1, D] with K = {num_steps}, got "
+            f"step sizes must be one number, or of shape [K], [K, D], [K, B, D] or [1, D] with K = {num_steps}, got "
             f"{list(values.shape)}."
         )
     if not bool((values > 0).all()):

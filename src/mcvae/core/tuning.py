@@ -8,18 +8,17 @@ import json
 import math
 from os import PathLike
 from pathlib import Path as File
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Generator, Tensor
-from torch.distributions import Distribution
 
-from mcvae.core.bridge import Bridge, State, select
-from mcvae.core.kernels import Kernel, MetropolisHastings
-from mcvae.core.randomness import draw
+from mcvae.core.bridge import Bridge, State, Step, select
+from mcvae.core.kernels import Kernel
 from mcvae.core.schedules import LinearSchedule, SigmoidSchedule
+from mcvae.core.step_sizes import FixedStepSizes, RelativeStepSizes, standard_deviation
 
-__all__ = ["Spacing", "Tuning", "pilot_step_sizes", "spaced", "step_units", "tune"]
+__all__ = ["Spacing", "Tuning", "pilot_step_sizes", "spaced", "tune"]
 
 Spacing = Literal["adaptive", "sigmoid", "linear"]
 """How temperatures are spaced: by equal losses of conditional effective sample size as the pilot saw them, or fixed."""
@@ -43,17 +42,20 @@ class Tuning(NamedTuple):
         all these losses equal.
         """
         if self.spacing != "adaptive" or num_steps == 0:
-            return spaced("linear" if self.spacing == "linear" else "sigmoid", num_steps, self.knots)
-        ends = self.knots.new_tensor([0.0]), self.knots.new_tensor([1.0])
-        grid = torch.cat([ends[0], self.knots, ends[1]])
-        spread = torch.cat([self.spread, self.spread[-1:]])
-        length = torch.cat([ends[0], ((spread[1:] + spread[:-1]) / 2 * grid.diff()).cumsum(0)])
-        wanted = length[-1] * spaced("linear", num_steps, grid)
-        return _interpolate(wanted, length, grid)
+            return spaced("linear" if self.spacing == "linear" else "sigmoid", num_steps)
+        knots, spread = self.knots.double().cpu(), self.spread.double().cpu()
+        grid = torch.cat([knots.new_zeros(1), knots, knots.new_ones(1)])
+        spread = torch.cat([spread, spread[-1:]])
+        length = torch.cat([knots.new_zeros(1), ((spread[1:] + spread[:-1]) / 2 * grid.diff()).cumsum(0)])
+        return _interpolate(length[-1] * spaced("linear", num_steps), length, grid)
 
     def step_sizes(self, betas: Tensor) -> Tensor:
         """Step sizes at `betas [K]` in units of the initial distribution's scales, `[K, 1]` or `[K, B]`."""
         return _interpolate(betas.to(self.knots), self.knots, self.log_steps).exp()
+
+    def relative_step_sizes(self, kernel: Kernel, betas: Tensor) -> RelativeStepSizes:
+        """Frozen step sizes at `betas [K]`, in units of the scales of the initial distribution they are used on."""
+        return RelativeStepSizes(FixedStepSizes(len(betas), self.step_sizes(betas)), kernel.step_unit)
 
     def shared(self) -> "Tuning":
         """One step size for all data, the median: for data that the pilot did not see."""
@@ -72,11 +74,11 @@ class Tuning(NamedTuple):
         return cls(knots, log_steps, spread, content["spacing"])
 
 
-def spaced(spacing: Literal["sigmoid", "linear"], num_steps: int, like: Tensor) -> Tensor:
-    """K interior temperatures by a rule, `[K]`, with the type and device of `like`."""
-    with like.device:
-        rule = LinearSchedule if spacing == "linear" else SigmoidSchedule
-        return rule(num_steps, interior=True)().detach().to(like)
+def spaced(spacing: Literal["sigmoid", "linear"], num_steps: int) -> Tensor:
+    """K interior temperatures by a rule, `[K]`, float64."""
+    rule = LinearSchedule if spacing == "linear" else SigmoidSchedule
+    with torch.device("cpu"):
+        return rule(num_steps, interior=True).double()().detach()
 
 
 def _interpolate(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -128,8 +130,7 @@ def tune(
     if spacing == "adaptive":
         walk = _walk(bridge, kernel, None, target, num_chains, generator, num_knots or 200)
     else:
-        units = step_units(bridge.initial, kernel, generator)
-        walk = _walk(bridge, kernel, spaced(spacing, num_knots or 20, units), target, num_chains, generator)
+        walk = _walk(bridge, kernel, spaced(spacing, num_knots or 20), target, num_chains, generator)
     return Tuning(*walk, spacing)
 
 
@@ -148,27 +149,21 @@ def pilot_step_sizes(
         bridge: the densities.
         kernel: the kernel to tune.
         betas: temperatures `[K]`.
-        target: acceptance ρ. By default the paper's: 0.8, and 0.9 without accept/reject; 0.3 for random walks.
+        target: acceptance ρ; the kernel's own by default.
         num_chains: pilot chains per datum.
         generator: source of all randomness.
     """
     with torch.no_grad():
-        units = step_units(bridge.initial, kernel, generator)
+        units = step_units(bridge, kernel)
         if not len(betas):
             return units.new_zeros(0, 1, 1)
         _, log_steps, _ = _walk(bridge, kernel, betas, target, num_chains, generator)
         return log_steps.exp().unsqueeze(-1) * units
 
 
-def step_units(initial: Distribution, kernel: Kernel, generator: Generator | None = None) -> Tensor:
-    """Step sizes of one standard deviation of `initial` in every dimension, `[B, D]`: the mass of HMC."""
-    try:
-        scale = initial.stddev
-    except NotImplementedError:  # a flow: look at samples
-        scale = draw(initial, (100,), generator).std(0)
-    proposal: Any = getattr(kernel, "proposal", None)
-    unit: Tensor = proposal.step_unit(scale) if hasattr(proposal, "step_unit") else torch.ones_like(scale)
-    return unit.detach()
+def step_units(bridge: Bridge, kernel: Kernel) -> Tensor:
+    """Step sizes of one standard deviation of the initial distribution in every dimension, `[B, D]`: HMC's mass."""
+    return kernel.step_unit(standard_deviation(bridge.initial)).detach()
 
 
 def _walk(
@@ -181,10 +176,9 @@ def _walk(
     max_knots: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Temperatures `[M]`, those given or adaptive ones, with log step sizes `[M, B]` and spread `[M + 1]`."""
-    if target is None:
-        target = 0.9 if not isinstance(kernel, MetropolisHastings) else 0.8 if kernel.uses_score else 0.3
+    target = kernel.target_acceptance if target is None else target
     state = State(bridge.sample(num_chains, with_score=kernel.uses_score, generator=generator))
-    units = step_units(bridge.initial, kernel, generator)
+    units = step_units(bridge, kernel)
     log_step = torch.full_like(units[:, 0], math.log(0.2))
     beta = units.new_zeros(())
     knots, tuned, spreads = list[Tensor](), list[Tensor](), [_spread(bridge, state, beta)]
@@ -192,8 +186,10 @@ def _walk(
         beta = beta + (_LOSS / spreads[-1]).clamp(max=0.2) if betas is None else betas[len(knots)].to(units)
         if betas is None and beta > 0.999:
             break
-        log_step = _dual_averaging(bridge, kernel, state, beta, log_step, units, target, 4 if tuned else 40, generator)
-        transition = kernel(bridge, state, beta, log_step.exp().unsqueeze(-1) * units, generator=generator)
+        step = Step(len(knots) + 1, max_knots if betas is None else len(betas), beta, beta, units)
+        log_step = _dual_averaging(bridge, kernel, state, step, log_step, target, 4 if tuned else 40, generator)
+        step = step._replace(step_size=log_step.exp().unsqueeze(-1) * units)
+        transition = kernel(bridge, state, step, generator=generator)
         usable = ~transition.state.point.log_p.isnan()
         state = State(select(usable, transition.state.point, state.point), transition.state.momentum)
         knots.append(beta)
@@ -209,23 +205,22 @@ def _dual_averaging(
     bridge: Bridge,
     kernel: Kernel,
     state: State,
-    beta: Tensor,
+    unit: Step,
     start: Tensor,
-    units: Tensor,
     target: float,
     num_trials: int,
     generator: Generator | None,
 ) -> Tensor:
     """Log step sizes `[B]` for an acceptance `target`, by trial moves from where the chains are.
 
-    The averaging of Hoffman and Gelman (2014), with their constants.
+    The averaging of Hoffman and Gelman (2014), with their constants. `unit` is a step of relative size 1.
     """
     shrinkage, early, decay = 0.05, 10.0, 0.75
     alive = state.point.log_p > -torch.inf
     log_step, averaged, error = start, start, torch.zeros_like(start)
     for trial in range(1, num_trials + 1):
-        step = log_step.exp().unsqueeze(-1) * units
-        acceptance = kernel(bridge, state, beta, step, generator=generator).acceptance
+        step = unit._replace(step_size=log_step.exp().unsqueeze(-1) * unit.step_size)
+        acceptance = kernel(bridge, state, step, generator=generator).acceptance
         short = target - ((acceptance * alive).sum(0) / alive.sum(0).clamp(min=1)).to(start)
         short = torch.where(alive.any(0), short, 0.0)
         error = error + (short - error) / (trial + early)

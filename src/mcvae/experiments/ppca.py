@@ -12,10 +12,11 @@ from torch import Generator, Tensor, nn
 
 from mcvae.core import recipes
 from mcvae.core.backward import GaussianBackward
-from mcvae.core.bounds import elbo, none
+from mcvae.core.bounds import elbo
 from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.gradients import no_control_variate
 from mcvae.core.randomness import seeded_generator
-from mcvae.core.step_sizes import Fixed
+from mcvae.core.step_sizes import FixedStepSizes
 from mcvae.data import DataError, load_images
 from mcvae.experiments.fitting import evaluations_per_datum, fit
 from mcvae.models import PPCA, GaussianEncoder, LatentVariableModel
@@ -46,9 +47,9 @@ ESTIMATORS = {
     "vae": _Estimator(lambda d: recipes.vae()),
     "l-mcvae-k5": _Estimator(lambda d: recipes.l_mcvae(5, d)),
     "l-mcvae-k10": _Estimator(lambda d: recipes.l_mcvae(10, d)),
-    "a-mcvae-k5": _Estimator(lambda d: recipes.a_mcvae(5, d, num_samples=1, control_variate=none)),
-    "a-mcvae-k10": _Estimator(lambda d: recipes.a_mcvae(10, d, num_samples=1, control_variate=none)),
-    "a-mcvae-k5-n5": _Estimator(lambda d: recipes.a_mcvae(5, d, num_samples=5, control_variate=none)),
+    "a-mcvae-k5": _Estimator(lambda d: recipes.a_mcvae(5, d, num_samples=1, control_variate=no_control_variate)),
+    "a-mcvae-k10": _Estimator(lambda d: recipes.a_mcvae(10, d, num_samples=1, control_variate=no_control_variate)),
+    "a-mcvae-k5-n5": _Estimator(lambda d: recipes.a_mcvae(5, d, num_samples=5, control_variate=no_control_variate)),
     "a-mcvae-k5-n5-cv": _Estimator(lambda d: recipes.a_mcvae(5, d, num_samples=5)),
     "l-mcvae-k1": _Estimator(lambda d: recipes.l_mcvae(1, d)),
     "l-mcvae-k1-learned": _Estimator(lambda d: recipes.l_mcvae(1, d), learned_backward=True),
@@ -126,7 +127,7 @@ def _frozen(
         steps = objective.step_sizes()
         backward = [GaussianBackward(latent_dim, x.shape[1], scale=float((2 * s.mean()).sqrt())) for s in steps]
         objective = recipes.l_mcvae(
-            len(steps), latent_dim, step_sizes=Fixed(len(steps), steps.detach()), backward=backward
+            len(steps), latent_dim, step_sizes=FixedStepSizes(len(steps), steps.detach()), backward=backward
         ).double()
         for parameter in model.parameters():
             parameter.requires_grad_(False)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mcvae.core import recipes
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.schedules import LearnedSchedule, LinearSchedule, SigmoidSchedule
-from mcvae.core.step_sizes import Fixed, Learned, ScoreScaled, StepSizes
+from mcvae.core.step_sizes import FixedStepSizes, LearnedStepSizes, ScoreScaled, StepSizes
 from mcvae.training.config import MethodConfig
 
 __all__ = ["METHODS", "Method", "build_objective"]
@@ -41,7 +41,7 @@ def build_objective(config: MethodConfig, latent_dim: int) -> AnnealedEstimator:
 def _step_sizes(config: MethodConfig, latent_dim: int, target: float) -> StepSizes:
     if config.step_sizes == "adaptive":
         return ScoreScaled(config.num_steps, latent_dim, config.step_size, target=target)
-    return {"fixed": Fixed, "learned": Learned}[config.step_sizes](config.num_steps, config.step_size)
+    return (FixedStepSizes if config.step_sizes == "fixed" else LearnedStepSizes)(config.num_steps, config.step_size)
 
 
 def _annealed(recipe: Callable[..., AnnealedEstimator], num_samples: int, target: float) -> Builder:
