@@ -118,6 +118,13 @@ def test_gradient_equals_quadrature_times_enumeration(num_steps, rule, monkeypat
     torch.testing.assert_close((mass * w).sum(), exact)
     truth = gradients(exact, p)
     assert_close(gradients((mass * (w + w.detach() * log_a)).sum(), p, retain_graph=True), truth)
+    alone = trajectory._replace(  # every atom as a datum of its own, so that one chain is all there is
+        log_weight=trajectory.log_weight.T, steps=StepRecord(*(values.transpose(1, 2) for values in trajectory.steps))
+    )
+    assert_close(gradients((mass * mcvae.surrogate(alone)).sum(), p, retain_graph=True), truth)
+    later = alone.steps._replace(stopped=torch.cat([alone.steps.stopped[1:], alone.log_weight.detach().unsqueeze(0)]))
+    late = gradients((mass * mcvae.surrogate(alone._replace(steps=later))).sum(), p, retain_graph=True)
+    assert max((a - b).abs().max() for a, b in zip(late, truth, strict=True)) > 1e-3  # V_k instead of V_{k−1}
     for pathwise, expected in zip(gradients((mass * w).sum(), p), truth, strict=True):  # the named wrong version
         assert (pathwise - expected).abs().max() > 1e-3
 

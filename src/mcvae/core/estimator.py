@@ -187,6 +187,6 @@ class AnnealedEstimator(nn.Module):
 
 def _check_control_variate(control_variate: ControlVariate, bound: Bound, num_samples: int) -> None:
     """Try it, so that it complains now rather than in the first step."""
-    zero = torch.zeros(num_samples, 1)
+    zero = torch.zeros(min(num_samples, 2), 1)
     steps = StepRecord(*[zero.unsqueeze(0)] * 3)
     control_variate(bound, Trajectory(zero, None, zero, zero.bool(), steps=steps))  # type: ignore[arg-type]

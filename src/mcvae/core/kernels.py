@@ -106,8 +106,8 @@ class Unadjusted(Kernel):
         super().__init__()
         if backward is not None and not proposal.has_transition_density:
             raise ValueError(
-                f"a learned backward kernel needs a proposal with a density in z, and {_name(proposal)} has none: its noise "
-                "is a momentum. Use Langevin() or RandomWalk(), or leave out the backward kernel."
+                f"a learned backward kernel needs a proposal with a density in z, and {_name(proposal)} has none: its "
+                "noise is a momentum. Use Langevin() or RandomWalk(), or leave out the backward kernel."
             )
         self.proposal, self.backward = proposal, backward
         self.uses_score, self.num_evaluations = proposal.uses_score, proposal.num_evaluations
@@ -156,9 +156,9 @@ class MetropolisHastings(Kernel):
         super().__init__()
         if not proposal.is_reversible:
             raise ValueError(
-                f"Metropolis-Hastings expects a proposal that is its own reversal, got {_name(proposal)}: a kept momentum "
-                "would have to be flipped at every rejection, and a backward drift of its own is not the density of "
-                "the way back. Use hmc() or mala(), or Unadjusted(...) without accept/reject."
+                f"Metropolis-Hastings expects a proposal that is its own reversal, got {_name(proposal)}: a kept "
+                "momentum would have to be flipped at every rejection, and a backward drift of its own is not the "
+                "density of the way back. Use hmc() or mala(), or Unadjusted(...) without accept/reject."
             )
         self.proposal, self.acceptance = proposal, acceptance
         self.uses_score, self.num_evaluations = proposal.uses_score, proposal.num_evaluations

@@ -22,8 +22,12 @@ TOY_METHODS: dict[str, Callable[[int, int], AnnealedEstimator]] = {
     "realnvp": lambda num_steps, latent_dim: recipes.vae(),
     "a-mcvae": lambda num_steps, latent_dim: recipes.a_mcvae(num_steps, latent_dim),
     "l-mcvae": lambda num_steps, latent_dim: recipes.l_mcvae(num_steps, latent_dim),
+    "mcd": lambda num_steps, latent_dim: recipes.mcd(num_steps, latent_dim, context_dim=1),
+    "cmcd": lambda num_steps, latent_dim: recipes.cmcd(num_steps, latent_dim, context_dim=1),
+    "ldvi": lambda num_steps, latent_dim: recipes.ldvi(num_steps, latent_dim, context_dim=1),
+    "cmcd-ud": lambda num_steps, latent_dim: recipes.cmcd_ud(num_steps, latent_dim, context_dim=1),
 }
-"""`(K, D) -> estimator`, in the order of Figure 1."""
+"""`(K, D) -> estimator` for scalar data, in the order of Figure 1, then the successors."""
 
 
 def encoder(method: str, latent_dim: int, data: Tensor, hidden: int = 64) -> Callable[[Tensor], Distribution]:
@@ -47,7 +51,7 @@ class _Standardise(nn.Module):
 
 def evaluations_per_datum(objective: AnnealedEstimator) -> int:
     """Passes through the decoder for one datum of one optimiser step: S (K + 1)."""
-    return objective.num_samples * (objective.schedule.num_steps + 1)
+    return objective.num_samples * objective.num_evaluations
 
 
 def fit(

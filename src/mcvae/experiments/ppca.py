@@ -14,7 +14,7 @@ from mcvae.core import recipes
 from mcvae.core.backward import GaussianBackward
 from mcvae.core.bounds import elbo
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.core.gradients import no_control_variate
+from mcvae.core.gradients import ControlVariate, leave_one_out, no_control_variate, stopped
 from mcvae.core.randomness import seeded_generator
 from mcvae.core.step_sizes import FixedStepSizes
 from mcvae.data import DataError, load_images
@@ -36,26 +36,40 @@ _PILOT = 200
 
 
 class _Estimator(NamedTuple):
-    build: Callable[[int], AnnealedEstimator]
-    """`D -> estimator`."""
+    build: Callable[[int, int], AnnealedEstimator]
+    """`(D, size of a datum) -> estimator`."""
     learned_backward: bool = False
     pathwise: bool = False
     """Leave out REINFORCE: the named wrong version, which must show as biased."""
 
 
+def _a_mcvae(num_steps: int, num_samples: int, control_variate: ControlVariate) -> _Estimator:
+    return _Estimator(
+        lambda d, _: recipes.a_mcvae(num_steps, d, num_samples=num_samples, control_variate=control_variate)
+    )
+
+
 ESTIMATORS = {
-    "vae": _Estimator(lambda d: recipes.vae()),
-    "l-mcvae-k5": _Estimator(lambda d: recipes.l_mcvae(5, d)),
-    "l-mcvae-k10": _Estimator(lambda d: recipes.l_mcvae(10, d)),
-    "a-mcvae-k5": _Estimator(lambda d: recipes.a_mcvae(5, d, num_samples=1, control_variate=no_control_variate)),
-    "a-mcvae-k10": _Estimator(lambda d: recipes.a_mcvae(10, d, num_samples=1, control_variate=no_control_variate)),
-    "a-mcvae-k5-n5": _Estimator(lambda d: recipes.a_mcvae(5, d, num_samples=5, control_variate=no_control_variate)),
-    "a-mcvae-k5-n5-cv": _Estimator(lambda d: recipes.a_mcvae(5, d, num_samples=5)),
-    "l-mcvae-k1": _Estimator(lambda d: recipes.l_mcvae(1, d)),
-    "l-mcvae-k1-learned": _Estimator(lambda d: recipes.l_mcvae(1, d), learned_backward=True),
-    "l-mcvae-k2": _Estimator(lambda d: recipes.l_mcvae(2, d)),
-    "l-mcvae-k2-learned": _Estimator(lambda d: recipes.l_mcvae(2, d), learned_backward=True),
-    "a-mcvae-k5-n5-pathwise": _Estimator(lambda d: recipes.a_mcvae(5, d, num_samples=5), pathwise=True),
+    "vae": _Estimator(lambda d, _: recipes.vae()),
+    "l-mcvae-k5": _Estimator(lambda d, _: recipes.l_mcvae(5, d)),
+    "l-mcvae-k10": _Estimator(lambda d, _: recipes.l_mcvae(10, d)),
+    "a-mcvae-k5": _a_mcvae(5, 1, no_control_variate),
+    "a-mcvae-k10": _a_mcvae(10, 1, no_control_variate),
+    "a-mcvae-k5-n5": _a_mcvae(5, 5, no_control_variate),
+    "a-mcvae-k5-n5-cv": _a_mcvae(5, 5, leave_one_out),
+    "a-mcvae-k5-n2-cv": _a_mcvae(5, 2, leave_one_out),
+    "a-mcvae-k5-stopped": _a_mcvae(5, 1, stopped),
+    "l-mcvae-k1": _Estimator(lambda d, _: recipes.l_mcvae(1, d)),
+    "l-mcvae-k1-learned": _Estimator(lambda d, _: recipes.l_mcvae(1, d), learned_backward=True),
+    "l-mcvae-k2": _Estimator(lambda d, _: recipes.l_mcvae(2, d)),
+    "l-mcvae-k2-learned": _Estimator(lambda d, _: recipes.l_mcvae(2, d), learned_backward=True),
+    "uha-k5": _Estimator(lambda d, _: recipes.uha(5, d)),
+    "mcd-k5": _Estimator(lambda d, c: recipes.mcd(5, d, context_dim=c)),
+    "cmcd-k5": _Estimator(lambda d, c: recipes.cmcd(5, d, context_dim=c)),
+    "dbs-k5": _Estimator(lambda d, c: recipes.dbs(5, d, context_dim=c)),
+    "ldvi-k5": _Estimator(lambda d, c: recipes.ldvi(5, d, context_dim=c)),
+    "cmcd-ud-k5": _Estimator(lambda d, c: recipes.cmcd_ud(5, d, context_dim=c)),
+    "a-mcvae-k5-pathwise": _a_mcvae(5, 1, stopped)._replace(pathwise=True),
 }
 """Those of the figures, what they must be compared with, and a wrong one that the check must reject."""
 
@@ -117,8 +131,8 @@ def _problem(latent_dim: int, data_dim: int, seed: int) -> tuple[PPCA, Tensor, s
 def _frozen(
     estimator: _Estimator, model: LatentVariableModel, x: Tensor, latent_dim: int, updates: int, seed: int
 ) -> AnnealedEstimator:
-    """The estimator with step sizes adapted on a pilot, and backward kernels learned where it has them, then frozen."""
-    objective, noise = estimator.build(latent_dim).double(), seeded_generator("pilot", seed)
+    """The estimator with step sizes adapted on a pilot, and networks learned where it has them, then frozen."""
+    objective, noise = estimator.build(latent_dim, x.shape[1]).double(), seeded_generator("pilot", seed)
     if objective.schedule.num_steps:
         for _ in range(_PILOT):
             with torch.no_grad():
@@ -129,10 +143,11 @@ def _frozen(
         objective = recipes.l_mcvae(
             len(steps), latent_dim, step_sizes=FixedStepSizes(len(steps), steps.detach()), backward=backward
         ).double()
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
+    if any(parameter.requires_grad for parameter in objective.parameters()):
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        model.requires_grad_(False)
         fit(model, objective, x, num_updates=updates, seed=seed)
-        for parameter in model.decoder.parameters():  # type: ignore[attr-defined]
+        for parameter in trained:
             parameter.requires_grad_(True)
     return objective.requires_grad_(False)
 
@@ -199,6 +214,7 @@ def measure(
         "log_evidence_error": (float(errors.mean()), float(errors.std()) / root),
         "log_evidence_variance": (spread, spread * math.sqrt(2 / (replicates - 1))),
         "gradient_variance": (variance, None),
+        "variance_times_cost": (variance * evaluations_per_datum(objective), None),
         "gradient_snr": (math.sqrt(max(own, 0.0) / variance), None),
         "gradient_bias": (
             math.sqrt(max(off, 0.0)) / float(exact.norm()),
