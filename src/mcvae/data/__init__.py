@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from mcvae._extras import needs_extra
 from mcvae.data.batches import Batches
 from mcvae.data.celeba import load_celeba
 from mcvae.data.cifar10 import load_cifar10
@@ -84,11 +85,12 @@ def load_images(
         close = difflib.get_close_matches(name.lower(), DATASETS, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"expected a data set out of {', '.join(DATASETS)}; got {name!r}.{hint}")
-    folder = data_root(root)
-    try:
-        return DATASETS[name].load(folder, validation, download)
-    except OSError as error:
-        raise DataError(
-            f"{name} cannot be read from {folder}: {error}. Check the folder's permissions and space, or choose "
-            "another with the environment variable MCVAE_DATA, root=... in Python, or --data.root."
-        ) from error
+    with needs_extra(f"the data set {name}"):
+        folder = data_root(root)
+        try:
+            return DATASETS[name].load(folder, validation, download)
+        except OSError as error:
+            raise DataError(
+                f"{name} cannot be read from {folder}: {error}. Check the folder's permissions and space, or choose "
+                "another with the environment variable MCVAE_DATA, root=... in Python, or --data.root."
+            ) from error

@@ -74,7 +74,8 @@ def _convert_all(
     folder: Path, names: Sequence[str], shape: tuple[int, int, int], convert: Callable[[Any], Pixels]
 ) -> Pixels:
     from PIL import Image
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from rich.console import Console
+    from rich.progress import track
 
     def read(name: str) -> Pixels:
         try:
@@ -87,7 +88,14 @@ def _convert_all(
 
     pixels = np.empty((len(names), *shape), np.uint8)
     with ThreadPoolExecutor() as pool:  # decoding runs outside of Python's lock
-        progress = tqdm(pool.map(read, names), f"converting {folder.name}", len(names), disable=None)  # on terminals
-        for index, image in enumerate(progress):
+        console = Console(stderr=True)
+        images = track(
+            pool.map(read, names),
+            f"converting {folder.name}",
+            total=len(names),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        for index, image in enumerate(images):
             pixels[index] = image
     return pixels
