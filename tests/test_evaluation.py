@@ -1,7 +1,6 @@
 """Likelihoods to believe: what is reported is right, doubts itself where it should, and survives interruption."""
 
 import json
-import resource
 import subprocess
 import sys
 
@@ -335,7 +334,8 @@ model = mcvae.LatentVariableModel(encoder, lambda z: Independent(Bernoulli(logit
 batches = (torch.zeros(100, 400) for _ in range(num_batches))
 mcvae.evaluate(model, batches, protocol=mcvae.Protocol(num_steps=num_steps, num_samples=8), simulated=0,
                compare_iwae=False)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes on macOS, kilobytes on Linux
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
 """
 
 
@@ -347,7 +347,6 @@ def test_memory_grows_neither_with_the_data_nor_with_the_temperatures():
     small = peak(2, 4)
     assert peak(40, 4) < small + 40  # MB; the additional data are 6 MB of rows in Python
     assert peak(2, 120) < small + 40
-    assert resource.RUSAGE_SELF == 0
 
 
 @pytest.fixture(scope="module")

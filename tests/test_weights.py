@@ -177,7 +177,9 @@ WRONG = {
 def test_a_wrong_weight_is_rejected(wrong, path):
     name, tamper = WRONG[wrong]
     kernel = Wrong(KERNELS[name](), tamper)
-    ratio = weights(kernel, mcvae.LinearSchedule(NUM_STEPS), PATHS[path], num_samples=200_000)
+    # every wrong version is eight standard errors off with 60,000 chains, but for this one, which is four
+    num_samples = 200_000 if name == "unadjusted random walk" else 60_000
+    ratio = weights(kernel, mcvae.LinearSchedule(NUM_STEPS), PATHS[path], num_samples=num_samples)
     assert not mean_is_one(ratio)
 
 
