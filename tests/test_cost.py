@@ -126,6 +126,7 @@ def test_importing_brings_in_next_to_nothing():
     assert {name for name in found if name.startswith("mcvae.") and not name.startswith("mcvae._")} == set()
 
 
+@pytest.mark.slow
 def test_memory_of_an_evaluation_does_not_grow_with_the_number_of_steps():
     """Points of past steps are let go: count the tensors of latents that are alive at the end of the chain."""
     alive = []

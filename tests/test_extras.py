@@ -30,6 +30,7 @@ def run_without_extras(program, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_evidence_of_a_density_and_a_bound_need_no_extra():
     done = run_without_extras("""
 import torch

@@ -31,6 +31,7 @@ def numbers(out):
     return [replace(record, seconds=None) for record in read_records(out / "records.csv")]
 
 
+@pytest.mark.slow
 def test_cells_agree_between_two_workers_and_a_ray_cluster(tmp_path, capsys):
     assert main(arguments(tmp_path / "local", "--workers", "2")) == 0
     assert main(arguments(tmp_path / "ray", "--backend", "ray", "--address", "local")) == 0
@@ -60,6 +61,7 @@ def test_an_unreachable_cluster_is_named(tmp_path, capsys):
     assert "no Ray cluster at '127.0.0.1:1'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failing_cell_does_not_stop_the_others(tmp_path, capsys):
     settings = ("--settings", "{data.limit: 50, run.epochs: 1}", "--evaluation", EVALUATION)
     place = ("--out", str(tmp_path), "--retries", "0", "--workers", "1")
@@ -70,6 +72,7 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path, capsys):
     assert (tmp_path / "digits-vae-s0" / "records.csv").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("MCVAE_KILL" not in os.environ, reason="takes minutes; run with MCVAE_KILL=1")
 def test_killed_ten_times_the_sweep_ends_as_if_undisturbed(tmp_path):
     assert main(arguments(tmp_path / "quiet", "--workers", "2", epochs=4, seeds=3)) == 0

@@ -37,6 +37,7 @@ def test_records_come_back_in_order_and_cells_are_done_once(tmp_path):
     assert events == ["attempt 1", "done"] * 2
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_records(tmp_path):
     cells = [cell(f"c{index}", value=float(index)) for index in range(5)]
     assert run_cells(tmp_path / "two", cells, workers=2) == run_cells(tmp_path / "none", cells)
@@ -85,6 +86,7 @@ def test_a_cell_that_somebody_else_is_doing_is_left_to_them(tmp_path):
     assert (tmp_path / "a" / "calls").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_cell_done_again(tmp_path):
     cells = [cell("a", "die_once"), cell("b", value=1.0)]
     assert len(run_cells(tmp_path, cells, workers=1, retries=1)) == 2

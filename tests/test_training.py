@@ -103,6 +103,7 @@ def test_the_model_comes_back(finished):
     assert objective(model.bridge(x)).bound.isfinite().all()
 
 
+@pytest.mark.slow
 def test_the_written_configuration_reproduces_the_run_bit_for_bit(finished, tmp_path):
     config = read_config(finished)
     config.run.folder = str(tmp_path / "again")
@@ -142,6 +143,7 @@ def test_the_test_split_is_not_touched_by_training(tmp_path, monkeypatch):
     assert set(seen) == {"train", "validation"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["vae", "iwae", "a-mcvae", "uha", "realnvp"])
 def test_every_method_trains_and_evaluates(method, tmp_path):
     folder = train(configuration(tmp_path / method, method, epochs=1))
@@ -299,6 +301,7 @@ def test_checkpoints_execute_nothing(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_agree_on_step_sizes(tmp_path):
     """DDP on the CPU: every rank writes what it ended with."""
     script = tmp_path / "ddp.py"
@@ -385,6 +388,7 @@ def test_too_many_non_finite_steps_in_a_row_end_the_run_with_advice():
     fit(Fragile({2, 3, 5, 6}), patience=3)  # not in a row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "method"),
     [
@@ -408,6 +412,7 @@ def test_a_run_that_was_stopped_early_is_not_called_finished(tmp_path, capsys):
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
 def test_other_precisions_train_to_the_end(precision, tmp_path):
     config = configuration(tmp_path / "run", epochs=1)

@@ -66,6 +66,7 @@ def mean_is_one(ratio) -> bool:
     return bool(precise) and standard_errors_off(ratio, 1.0) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -172,6 +173,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_weight_is_rejected(wrong, path):
@@ -191,6 +193,7 @@ def test_a_flow_whose_jacobian_is_forgotten_is_rejected():
     assert not mean_is_one(weights(kernels, schedule, path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proposal", [Langevin(), RandomWalk(), Hamiltonian(2)])
 def test_metropolis_hastings_leaves_the_target_invariant(proposal):
     """Start from exact samples: after many moves, moments have not moved."""
