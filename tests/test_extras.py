@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import mcvae
 from mcvae._extras import EXTRAS, needs_extra
 
 ROOT = Path(__file__).parent.parent
@@ -97,7 +98,7 @@ def test_an_extra_declares_the_packages_it_is_named_for(extra):
 
 def test_every_imported_package_is_declared():
     imports = re.compile(r"^\s*(?:import|from) +(\w+)", re.MULTILINE)
-    sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    sources = [path.read_text() for path in Path(mcvae.__file__).parent.rglob("*.py")]
     modules = {module for source in sources for module in imports.findall(source)}
     distributions = packages_distributions()
     third_party = {module for module in modules if module in distributions} - sys.stdlib_module_names - {"mcvae"}
