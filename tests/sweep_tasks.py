@@ -24,9 +24,11 @@ def fail(folder, settings):
     return [Record("test", "none", folder.name, "value", 0.0)]
 
 
-def slow(folder, settings):
+def hold(folder, settings):
+    """Work until a file called release appears."""
     _call(folder)
-    time.sleep(settings["seconds"])
+    while not (folder / "release").exists():
+        time.sleep(0.02)
     return [Record("test", "none", folder.name, "value", 0.0)]
 
 

@@ -1,8 +1,9 @@
 """The command line as a person meets it."""
 
-import os
+import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -20,23 +21,15 @@ def _single_precision():
     torch.set_default_dtype(torch.float32)
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "mcvae.cli", *arguments], capture_output=True, text=True)
-
-
 def test_help_does_not_wait_for_torch():
-    seconds = []
-    for _ in range(3):
-        start = os.times()
-        done = run("--help")
-        end = os.times()
-        seconds.append(end.children_user + end.children_system - start.children_user - start.children_system)
-        assert done.returncode == 0
-    assert min(seconds) < 0.6  # of the processor: a busy machine is no reason to fail
+    """Counted in modules, not in seconds, which depend on the machine."""
+    program = "import sys; from mcvae.cli import build_parser; build_parser().print_help(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    *help_lines, modules = done.stdout.splitlines()
+    heavy = {"torch", "numpy", "lightning", "matplotlib", "rich", "sklearn", "PIL", "ray", "zuko"}
+    assert not heavy & set(modules.split())
     for command in COMMANDS:
-        assert command in done.stdout
-    program = "import sys; from mcvae.cli import build_parser; build_parser(); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+        assert command in "\n".join(help_lines)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -44,7 +37,10 @@ def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as done:
         main([command, "--help"])
     assert done.value.code == 0
-    assert "--help" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert " ".join(COMMANDS[command].__doc__.splitlines()[0].split()) in text
+    for option in signature(COMMANDS[command]).parameters:
+        assert option in text, f"{option} is not explained"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -115,7 +111,7 @@ def test_a_users_mistake_gets_a_sentence_and_no_traceback(arguments, message, ca
     assert message in error
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(Exception, match=r".+"):  # --debug shows where it came from
+    with pytest.raises(Exception, match=re.escape(message)):  # --debug shows where it came from
         main([*arguments, "--debug"])
 
 

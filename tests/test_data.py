@@ -340,7 +340,7 @@ def test_cifar10_files_are_verified_before_they_are_read(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=rf"test_batch.*expected md5 {cifar10._MD5['test_batch']}, got"):
         load_images("cifar10", tmp_path)
     (folder / "test_batch").unlink()
-    with pytest.raises(DataError, match="test_batch, which is not there"):
+    with pytest.raises(DataError, match="test_batch, which does not exist"):
         load_images("cifar10", tmp_path)
 
 

@@ -80,6 +80,7 @@ def curve(run: Path) -> torch.Tensor:
     return torch.tensor([[float(row[name] or 0) for name in names] for row in rows])
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_does_and_private_noise_is_found_out(tmp_path):
     """In float64, where rounding is far from everything else; 205 validation images cannot be shared evenly."""
     one = train_on(1, tmp_path / "one", *METHODS)
@@ -143,6 +144,7 @@ def test_steps_skipped_in_a_row_are_remembered():
     assert second.skipped_in_a_row == 7
 
 
+@pytest.mark.slow
 def test_shards_of_an_evaluation_are_put_together_to_the_very_numbers_of_one_process(tmp_path):
     ppca = PPCA.random(3, 6, generator=seeded_generator("model"))
     model = mcvae.LatentVariableModel(ppca.posterior, ppca)
@@ -159,6 +161,7 @@ def test_shards_of_an_evaluation_are_put_together_to_the_very_numbers_of_one_pro
         mcvae.evaluate(model, batches, shard=(2, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_two_processes_evaluate_what_one_does(tmp_path):
     torch.set_default_dtype(torch.float32)

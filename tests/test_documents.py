@@ -19,6 +19,7 @@ def _as_a_user_would():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_python_blocks_run_in_order(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -35,6 +36,7 @@ def test_no_document_with_python_is_forgotten():
     assert with_python == set(DOCUMENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_examples_run(path, capsys):
     runpy.run_path(str(path), run_name="__main__")

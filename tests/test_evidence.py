@@ -85,6 +85,7 @@ def test_no_steps_is_importance_sampling():
     torch.testing.assert_close(evidence.log_weights, point.log_p - point.log_q)
 
 
+@pytest.mark.slow
 def test_more_temperatures_cut_the_variance():
     few, many = (
         mcvae.estimate_log_evidence(
@@ -135,6 +136,7 @@ def test_the_sandwich_holds_the_evidence_of_ppca(name):
     assert sandwich.gap.mean() < 1.5
 
 
+@pytest.mark.slow
 def test_the_sandwich_closes_with_more_temperatures():
     bridge, z, truth = ppca_problem()
     tighter = mcvae.sandwich_log_evidence(bridge.log_joint, bridge.initial, z, num_steps=200, generator=generator())
@@ -209,6 +211,7 @@ def test_the_pilot_tunes_every_datum():
     assert (evidence.standard_error < 0.15).all()
 
 
+@pytest.mark.slow
 def test_the_pilot_moves_as_the_run_will():
     """From a far too wide start a quartic density makes long steps diverge; the pilot must meet that, too."""
     initial = Independent(Normal(torch.zeros(1, 5), torch.full((1, 5), 3.0)), 1)

@@ -94,6 +94,7 @@ def test_ppca_measurement_agrees_with_the_closed_form_for_the_elbo(small_ppca):
     assert abs(found.metrics["derivative_z"][0]) < 5
 
 
+@pytest.mark.slow
 def test_unbiased_gradients_pass_and_the_pathwise_one_is_rejected(small_ppca):
     model, x = small_ppca
     objective = mcvae.recipes.a_mcvae(3, 3, step_sizes=mcvae.FixedStepSizes(3, 0.1), num_samples=5)
@@ -129,6 +130,7 @@ def _as_a_user_would():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["toy-posterior", "toy-parameters", "ppca", "mnist", "training-curves"])
 def test_every_experiment_leaves_records_table_and_figure(tiny, name, capsys, monkeypatch):
     arguments = ["reproduce", name, "--out", str(tiny), "--workers", "0"]

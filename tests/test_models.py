@@ -168,6 +168,7 @@ def test_a_lazy_transform_is_a_fine_flow_step():
     assert all(p.grad.abs().sum() > 0 for p in flow.transform.parameters())
 
 
+@pytest.mark.slow
 def test_training_recovers_the_model_and_monte_carlo_tightens_the_bound():
     """A user's loop on PPCA data with a poor encoder: L-MCVAE and A-MCVAE end nearer the evidence than the VAE."""
     truth = PPCA.random(2, 8, sigma=0.5, generator=generator(5))

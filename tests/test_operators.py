@@ -193,6 +193,7 @@ def test_memory_is_checked():
         mcvae.Bridge(initial, lambda z: z.sum(-1), memory="tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_model_gives_the_same_gradients():
     torch.manual_seed(0)

@@ -291,10 +291,16 @@ def test_many_long_runs_still_make_a_page():
 
 @pytest.fixture(scope="module")
 def browser():
-    executable = shutil.which("chromium")
+    names = (
+        "chromium",
+        "chromium-browser",
+        "google-chrome",
+        "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    )
+    executable = next(filter(None, map(shutil.which, names)), None)
     if executable is None:
         if os.environ.get("CI"):
-            pytest.fail("the page is tested in Debian's chromium: apt-get install chromium")
+            pytest.fail("the page is tested in a browser: apt-get install chromium, or install Google Chrome")
         pytest.skip("chromium is not installed")
     from playwright.sync_api import sync_playwright
 

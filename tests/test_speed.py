@@ -139,6 +139,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a policy of glibc")
 def test_kept_memory_is_not_mapped_again():
     """Whichever policy was asked for last holds. What glibc does unasked depends on what else the process allocates."""

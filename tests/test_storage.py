@@ -304,6 +304,7 @@ def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_space(straight, tmp_
     assert weights(folder) == weights(straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "message"), [(2, "no more can be: No space"), (3, "evaluation.csv: [Errno 28] No")])
 def test_a_full_disk_keeps_what_was_evaluated(moment, message, straight, tmp_path, monkeypatch, capsys):
     """Full at the second of two batches, or when the table is written."""

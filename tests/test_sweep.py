@@ -20,6 +20,13 @@ def cell(name, task="write", **settings):
     return Cell(name, f"{HERE}:{task}", settings)
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened within a minute"
+        time.sleep(0.02)
+
+
 def test_records_come_back_in_order_and_cells_are_done_once(tmp_path):
     cells = [cell("b", value=2.0), cell("a", value=1.0)]
     found = run_cells(tmp_path, cells)
@@ -30,6 +37,7 @@ def test_records_come_back_in_order_and_cells_are_done_once(tmp_path):
     assert events == ["attempt 1", "done"] * 2
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_records(tmp_path):
     cells = [cell(f"c{index}", value=float(index)) for index in range(5)]
     assert run_cells(tmp_path / "two", cells, workers=2) == run_cells(tmp_path / "none", cells)
@@ -63,21 +71,22 @@ def test_a_cell_cannot_leave_its_folder(tmp_path, name):
 def test_a_cell_that_somebody_else_is_doing_is_left_to_them(tmp_path):
     code = (
         "from pathlib import Path; from mcvae.sweep import Cell, run_cells; "
-        f"run_cells(Path({str(tmp_path)!r}), [Cell('a', '{HERE}:slow', {{'seconds': 4}})])"
+        f"run_cells(Path({str(tmp_path)!r}), [Cell('a', '{HERE}:hold', {{}})])"
     )
     other = subprocess.Popen([sys.executable, "-c", code], env=ENVIRONMENT)
     try:
-        while not (tmp_path / "a" / "calls").exists():
-            time.sleep(0.05)
+        wait_until((tmp_path / "a" / "calls").exists)
         with pytest.raises(SweepError, match="a: running"):
-            run_cells(tmp_path, [cell("a", "slow", seconds=4)])
+            run_cells(tmp_path, [cell("a", "hold")])
+        (tmp_path / "a" / "release").touch()
         assert other.wait(30) == 0
     finally:
         other.kill()
-    assert len(run_cells(tmp_path, [cell("a", "slow", seconds=4)])) == 1
+    assert len(run_cells(tmp_path, [cell("a", "hold")])) == 1
     assert (tmp_path / "a" / "calls").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_cell_done_again(tmp_path):
     cells = [cell("a", "die_once"), cell("b", value=1.0)]
     assert len(run_cells(tmp_path, cells, workers=1, retries=1)) == 2
@@ -88,19 +97,16 @@ def test_workers_do_not_outlive_a_killed_driver(tmp_path):
     code = (
         "from pathlib import Path; from mcvae.sweep import Cell, run_cells\n"
         f"if __name__ == '__main__': run_cells(Path({str(tmp_path)!r}), "
-        f"[Cell('a', '{HERE}:slow', {{'seconds': 60}})], workers=1)"
+        f"[Cell('a', '{HERE}:hold', {{}})], workers=1)"
     )
     script = tmp_path / "driver.py"
     script.write_text(code)
     driver = subprocess.Popen([sys.executable, str(script)], env=ENVIRONMENT)
-    while not (tmp_path / "a" / "calls").exists():
-        time.sleep(0.1)
+    wait_until((tmp_path / "a" / "calls").exists)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    cells = [cell("a", "slow", seconds=60)]
-    deadline = time.monotonic() + 20
-    while look(tmp_path, cells)[0].status == "running" and time.monotonic() < deadline:
-        time.sleep(0.1)
+    cells = [cell("a", "hold")]
+    wait_until(lambda: look(tmp_path, cells)[0].status != "running")
     assert look(tmp_path, cells)[0].status == "failed"
 
 

@@ -66,6 +66,7 @@ def mean_is_one(ratio) -> bool:
     return bool(precise) and standard_errors_off(ratio, 1.0) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -172,12 +173,15 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_weight_is_rejected(wrong, path):
     name, tamper = WRONG[wrong]
     kernel = Wrong(KERNELS[name](), tamper)
-    ratio = weights(kernel, mcvae.LinearSchedule(NUM_STEPS), PATHS[path], num_samples=200_000)
+    # every wrong version is eight standard errors off with 60,000 chains, but for this one, which is four
+    num_samples = 200_000 if name == "unadjusted random walk" else 60_000
+    ratio = weights(kernel, mcvae.LinearSchedule(NUM_STEPS), PATHS[path], num_samples=num_samples)
     assert not mean_is_one(ratio)
 
 
@@ -189,6 +193,7 @@ def test_a_flow_whose_jacobian_is_forgotten_is_rejected():
     assert not mean_is_one(weights(kernels, schedule, path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proposal", [Langevin(), RandomWalk(), Hamiltonian(2)])
 def test_metropolis_hastings_leaves_the_target_invariant(proposal):
     """Start from exact samples: after many moves, moments have not moved."""

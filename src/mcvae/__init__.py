@@ -9,6 +9,7 @@ from typing import Any
 import lazy_loader
 
 from mcvae import _moved
+from mcvae._extras import needs_extra
 
 _lazy_getattr, _public_names, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _moved.install()
@@ -23,7 +24,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(__name__), _moved.renamed(name))
     if name not in __all__ and f"mcvae.{name}" in _moved.MOVED:
         return import_module(f"mcvae.{name}")
-    return _lazy_getattr(name)
+    with needs_extra(f"mcvae.{name}"):
+        return _lazy_getattr(name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Data sets of images in memory, and batches of them as a likelihood needs them."""
+"""Data sets of images in memory, and batches of them in the form that a likelihood needs."""
 
 import difflib
 import os
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from mcvae._extras import needs_extra
 from mcvae.data.batches import Batches
 from mcvae.data.celeba import load_celeba
 from mcvae.data.cifar10 import load_cifar10
@@ -32,12 +33,12 @@ __all__ = [
 
 
 class Dataset(NamedTuple):
-    """How a data set is loaded, and what it is."""
+    """How a data set is loaded, and a line about it."""
 
     load: Callable[[Path, int | None, bool], Images]
     """`(root, validation, download) -> Images`."""
     description: str
-    """One line for a person."""
+    """The line that `mcvae methods` shows."""
 
 
 DATASETS: dict[str, Dataset] = {
@@ -46,7 +47,7 @@ DATASETS: dict[str, Dataset] = {
     "fashion-mnist": Dataset(load_fashion_mnist, "70,000 pieces of clothing, 1×28×28"),
     "omniglot": Dataset(load_omniglot, "32,460 handwritten characters of 50 alphabets, 1×28×28"),
     "cifar10": Dataset(load_cifar10, "60,000 photographs of ten kinds of things, 3×32×32"),
-    "celeba": Dataset(load_celeba, "202,599 faces, 3×64×64; to be downloaded by hand"),
+    "celeba": Dataset(load_celeba, "202,599 faces, 3×64×64; requires a manual download"),
 }
 """Data sets by name."""
 
@@ -64,9 +65,9 @@ def data_root(root: str | Path | None = None) -> Path:
 def load_images(
     name: str, root: str | Path | None = None, *, validation: int | None = None, download: bool = True
 ) -> Images:
-    """Load a data set into memory, from `root` in torchvision's layout; download it if it is not there.
+    """Load a data set into memory, from `root` in torchvision's layout; download it if it is missing.
 
-    Raises DataError, with advice, if that cannot be done.
+    Raises DataError, with advice, if that fails.
 
     Args:
         name: one of `DATASETS`.
@@ -74,7 +75,7 @@ def load_images(
         validation: number of training images held out, always the same ones, as validation images; 0 for none, and
             None for the usual number. Test images are the official ones in any case. See `load_celeba` for what
             differs there.
-        download: False to use only what is in place.
+        download: False to use only files that exist already.
 
     >>> digits = load_images("digits", validation=100)
     >>> len(digits.train), len(digits.validation), len(digits.test), digits.shape
@@ -83,12 +84,13 @@ def load_images(
     if name not in DATASETS:
         close = difflib.get_close_matches(name.lower(), DATASETS, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"expected a data set out of {', '.join(DATASETS)}; got {name!r}.{hint}")
-    folder = data_root(root)
-    try:
-        return DATASETS[name].load(folder, validation, download)
-    except OSError as error:
-        raise DataError(
-            f"{name} cannot be read from {folder}: {error}. Check the folder's permissions and space, or choose "
-            "another with the environment variable MCVAE_DATA, root=... in Python, or --data.root."
-        ) from error
+        raise ValueError(f"unknown data set {name!r}; known data sets: {', '.join(DATASETS)}.{hint}")
+    with needs_extra(f"the data set {name}"):
+        folder = data_root(root)
+        try:
+            return DATASETS[name].load(folder, validation, download)
+        except OSError as error:
+            raise DataError(
+                f"{name} cannot be read from {folder}: {error}. Check the folder's permissions and space, or choose "
+                "another with the environment variable MCVAE_DATA, root=... in Python, or --data.root."
+            ) from error

@@ -12,15 +12,15 @@ __all__ = ["Batches"]
 
 
 class Batches:
-    """An iterable of transformed batches, cut from images in memory without workers.
+    """An iterable of transformed batches of images in memory. It needs no worker processes.
 
     With an `epoch`, for training: images are shuffled by (seed, epoch), the noise of batch i depends on
     (seed, epoch, i), and a last incomplete batch is dropped, unless it is the only one. With `epoch=None`, for
-    evaluation: images come in their order, all of them, with noise that depends on (seed, i), the same every time.
+    evaluation: all images come in their order, with noise that depends on (seed, i) and is the same every time.
 
     Processes share a training batch: its noise is drawn as a whole, then it is cut into `world_size` consecutive parts
-    of the same size. Evaluation batches are dealt out whole: batch i goes to rank i mod `world_size`, and the others
-    get none of its rows. All ranks together yield exactly what one process does, in the same number of batches.
+    of the same size. Evaluation batches are not cut: batch i goes to rank i mod `world_size`, and the others get
+    an empty batch. All ranks together yield exactly what one process does, in the same number of batches.
 
     Args:
         pixels: uint8 images `[N, C, H, W]`.

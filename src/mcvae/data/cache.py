@@ -27,15 +27,15 @@ def cached_pixels(
 ) -> Tensor:
     """Images `[N, C, H, W]` of the files `names` below `folder`, in this order; from `cache` if it has them.
 
-    A cache of other names, or a damaged one, is made anew. The image files themselves are not looked at: delete the
-    cache after changing them.
+    A cache of other names, or a damaged one, is rebuilt. Changes of the image files are not noticed: delete the cache
+    after changing them.
 
     Args:
-        cache: an .npz file, written whole or not at all.
+        cache: an .npz file, written atomically.
         folder: where the image files are.
         names: their paths below the folder.
         shape: channels, height and width after conversion.
-        convert: from a PIL image to pixels of this shape; a ValueError says that the image is not of the kind expected.
+        convert: from a PIL image to pixels of this shape; raises ValueError if the image is not of the expected kind.
     """
     fingerprint = hashlib.sha256("\n".join([str(shape), *names]).encode()).hexdigest()
     pixels = _read(cache, fingerprint, (len(names), *shape))
@@ -44,7 +44,7 @@ def cached_pixels(
         try:
             _write(cache, fingerprint, pixels)
         except OSError as error:  # a read-only folder, a full disk: slow next time, but not wrong
-            warnings.warn(f"could not keep the converted images in {cache}: {error}.", stacklevel=2)
+            warnings.warn(f"could not cache the converted images in {cache}: {error}.", stacklevel=2)
     return torch.from_numpy(pixels)
 
 
@@ -74,7 +74,8 @@ def _convert_all(
     folder: Path, names: Sequence[str], shape: tuple[int, int, int], convert: Callable[[Any], Pixels]
 ) -> Pixels:
     from PIL import Image
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from rich.console import Console
+    from rich.progress import track
 
     def read(name: str) -> Pixels:
         try:
@@ -82,12 +83,19 @@ def _convert_all(
                 return convert(image)
         except (OSError, ValueError, SyntaxError) as error:  # a SyntaxError is Pillow's word for a broken PNG
             raise DataError(
-                f"{folder / name} is missing, damaged or another image: {error}. Unpack {folder.name} again."
+                f"{folder / name} is missing, damaged or not the expected image: {error}. Unpack {folder.name} again."
             ) from error
 
     pixels = np.empty((len(names), *shape), np.uint8)
     with ThreadPoolExecutor() as pool:  # decoding runs outside of Python's lock
-        progress = tqdm(pool.map(read, names), f"converting {folder.name}", len(names), disable=None)  # on terminals
-        for index, image in enumerate(progress):
+        console = Console(stderr=True)
+        images = track(
+            pool.map(read, names),
+            f"converting {folder.name}",
+            total=len(names),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        for index, image in enumerate(images):
             pixels[index] = image
     return pixels

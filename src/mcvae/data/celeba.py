@@ -18,13 +18,14 @@ def load_celeba(root: Path, validation: int | None = None, download: bool = True
     """Faces of 3×64×64 pixels: `<root>/celeba/img_align_celeba/*.jpg` and `<root>/celeba/list_eval_partition.txt`.
 
     Of the 178×218 photographs the central 148×148 pixels are kept, and resized to 64×64 (Pillow's bilinear filter,
-    which averages when it shrinks). The result is kept beside the folder, 2.5 GB, since the first load takes minutes.
+    which averages when it shrinks). The result, 2.5 GB, is cached beside the folder, since the first load is
+    slow.
 
     Args:
         root: folder of all data sets.
-        validation: how many images of the official validation split to use, from its first; all if None. The
-            others are left out: they never become training images.
-        download: not used; the files are on Google Drive, which wants a person.
+        validation: use the first images of the official validation split, this many; all if None. The others are
+            left out: they never become training images.
+        download: not used; Google Drive, where the files are, requires a manual download.
     """
     home = root / "celeba"
     splits = _partition(home / "list_eval_partition.txt")
@@ -67,9 +68,9 @@ def _partition(path: Path) -> dict[str, list[str]]:
 
 def _missing(path: Path) -> DataError:
     return DataError(
-        f"expected {path}, which is not there and cannot be downloaded automatically. Get img_align_celeba.zip and "
+        f"expected {path}, which does not exist and requires a manual download. Get img_align_celeba.zip and "
         f"list_eval_partition.txt from {_PAGE} (Google Drive), unpack the first, and put both into {path.parent}; or "
-        "say which folder has celeba/, with the environment variable MCVAE_DATA, root=... in Python, or --data.root."
+        "name the folder that has celeba/ with the environment variable MCVAE_DATA, root=... in Python, or --data.root."
     )
 
 

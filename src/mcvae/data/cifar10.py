@@ -1,4 +1,4 @@
-"""CIFAR-10: python pickles in torchvision's layout, read without running what a pickle may contain."""
+"""CIFAR-10: Python pickles in torchvision's layout, read without executing code that a pickle may contain."""
 
 import pickle
 from pathlib import Path
@@ -47,8 +47,8 @@ def load_cifar10(root: Path, validation: int | None = None, download: bool = Tru
 def _images(path: Path) -> Tensor:
     if not path.is_file():
         raise DataError(
-            f"expected the file {path}, which is not there although its folder is. Delete the folder and run again to "
-            f"download it, or unpack {_URL} there."
+            f"expected the file {path}, which does not exist although its folder does. Delete the folder and run again "
+            f"to download it, or unpack {_URL} there."
         )
     check_md5(path, _MD5[path.name])
     try:
@@ -63,7 +63,7 @@ def _images(path: Path) -> Tensor:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds arrays and nothing else, since an ordinary unpickler calls whatever the file names."""
+    """Builds arrays and nothing else, since an ordinary unpickler calls any function that the file names."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _GLOBALS:

@@ -14,23 +14,23 @@ __all__ = ["check_md5", "fetch", "fetch_folder"]
 
 
 def fetch(path: Path, url: str, md5: str, download: bool) -> Path:
-    """The file `path`, downloaded from `url` if it is not there, once its checksum has been found right.
+    """The file `path`, downloaded from `url` if it does not exist; its checksum is verified in either case.
 
     Args:
-        path: where it is, or shall be. A download takes this name only when it is complete and right.
+        path: where the file is, or where the download goes, under this name only when it is complete and verified.
         url: where it comes from.
         md5: its checksum.
-        download: False to use only what is in place.
+        download: False to use only files that exist already.
     """
     if path.is_file():
         check_md5(path, md5)
         return path
     by_hand = (
-        f"Get it by hand from {url} (md5 {md5}) and put it at {path}; or say which folder has it, with the environment "
+        f"Download it manually from {url} (md5 {md5}) to {path}; or name the folder that has it with the environment "
         "variable MCVAE_DATA, root=... in Python, or --data.root."
     )
     if not download:
-        raise DataError(f"expected the file {path}, which is not there, and download is off. {by_hand}")
+        raise DataError(f"expected the file {path}, which does not exist, and download is off. {by_hand}")
     import pooch
 
     try:
@@ -41,9 +41,9 @@ def fetch(path: Path, url: str, md5: str, download: bool) -> Path:
 
 
 def fetch_folder(folder: Path, url: str, md5: str, download: bool) -> Path:
-    """The folder `folder`, unpacked from the archive at `url` if it is not there.
+    """The folder `folder`, unpacked from the archive at `url` if it does not exist.
 
-    It appears under its name only when it is complete, so that an interruption leaves nothing half done.
+    It gets its name only when it is complete, so that an interruption leaves no partial folder.
     """
     if folder.is_dir():
         return folder
@@ -56,7 +56,7 @@ def fetch_folder(folder: Path, url: str, md5: str, download: bool) -> Path:
             if not folder.is_dir():  # otherwise another process has been faster
                 raise DataError(
                     f"expected {archive} to be an archive that holds the folder {folder.name}, but it cannot be "
-                    f"unpacked: {error}. Delete it and run again, or unpack it by hand to {folder}."
+                    f"unpacked: {error}. Delete it and run again, or unpack it manually to {folder}."
                 ) from error
     return folder
 
@@ -77,6 +77,6 @@ def check_md5(path: Path, md5: str) -> None:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != md5:
         raise DataError(
-            f"{path} is damaged or another file: expected md5 {md5}, got {found}. Delete it and run again to download "
-            "it, or put the right file there."
+            f"{path} is damaged or not the expected file: expected md5 {md5}, got {found}. Delete it and run again to "
+            "download it, or replace it with the right file."
         )

@@ -45,7 +45,7 @@ _UNPACKED = {
     "MNIST/raw/train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "MNIST/raw/t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
 }
-"""md5 of files as they are after decompression, where known; others are checked by header and size."""
+"""md5 of the decompressed files, where known; others are checked by header and size."""
 _MAGIC = 0x00000803  # unsigned bytes, three dimensions
 
 
@@ -55,7 +55,7 @@ def load_mnist(root: Path, validation: int | None = None, download: bool = True)
     Args:
         root: folder of all data sets.
         validation: number of the 60,000 training images held out for validation; 5,000 if None.
-        download: fetch the files that are not there.
+        download: fetch missing files.
     """
     return _load("mnist", _MNIST, root, validation, download)
 
@@ -82,13 +82,13 @@ def _images(path: Path, source: _Source, download: bool) -> Tensor:
         expected = _UNPACKED.get(f"{source.folder}/{path.name}")
         if expected is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected:
             raise DataError(
-                f"{path} is damaged: expected md5 {expected}. Delete it and run again to download it, or put the right "
-                "file there."
+                f"{path} is damaged: expected md5 {expected}. Delete it and run again to download it, or replace "
+                "it with the right file."
             )
         return pixels
     packed = path.with_name(path.name + ".gz")
     md5 = source.md5[path.name]
-    if not packed.is_file():  # one that is there may have been compressed by somebody else: its content decides
+    if not packed.is_file():  # an existing one may have been compressed by another program: check its content instead
         fetch(packed, source.url + packed.name, md5, download)
     try:
         with gzip.open(packed) as file:
@@ -96,7 +96,7 @@ def _images(path: Path, source: _Source, download: bool) -> Tensor:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{packed} cannot be decompressed: {error}. Expected md5 {md5}. Delete it and run again to download it, or "
-            "put the right file there."
+            "replace it with the right file."
         ) from error
     return _parse(content, packed, count)
 
@@ -108,8 +108,8 @@ def _parse(content: bytes, path: Path, count: int) -> Tensor:
     if header != expected or len(content) != size:
         found = f"more than {size}" if len(content) > size else f"{len(content)}"
         raise DataError(
-            f"{path} is damaged or another file: expected the header (magic number, images, rows, columns) {expected} "
-            f"and {size} bytes, got {header} and {found} bytes. Delete it and run again to download it, or put the "
-            "right file there."
+            f"{path} is damaged or not the expected file: expected the header (magic number, images, rows, columns) "
+            f"{expected} and {size} bytes, got {header} and {found} bytes. Delete it and run again to download it, or "
+            "replace it with the right file."
         )
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=16).reshape(count, 1, 28, 28)

@@ -1,4 +1,4 @@
-"""A data set of images in memory, and what goes wrong on the way there."""
+"""A data set of images in memory, and the error that loading it may raise."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 __all__ = ["DataError", "Images", "hold_out"]
 
-_SPLIT_SEED = 20210630  # any number, but never another: results are comparable only on the same split
+_SPLIT_SEED = 20210630  # arbitrary, but it must never change: results are comparable only on the same split
 
 
 class DataError(Exception):
-    """Data are missing, damaged or could not be downloaded; the message says which file and what to do."""
+    """Data are missing, damaged or could not be downloaded; the message names the file and says what to do."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A whole data set in memory, as the bytes it was published in.
+    """A whole data set in memory, with pixels as the bytes they were published as.
 
     Args:
         name: its name in `DATASETS`.
@@ -39,7 +39,7 @@ class Images:
             pixels = self.split(split)
             if pixels.dtype != torch.uint8 or pixels.dim() != 4 or pixels.shape[1:] != self.train.shape[1:]:
                 raise ValueError(
-                    "a data set has uint8 images [N, C, H, W] of the same size in all splits, got "
+                    "expected uint8 images [N, C, H, W] of the same size in all splits, got "
                     f"{pixels.dtype} {list(pixels.shape)} as {split} of {self.name!r}, whose training images are "
                     f"{list(self.train.shape)}."
                 )
@@ -54,14 +54,14 @@ class Images:
         """The images of the split "train", "validation" or "test"."""
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
         if name not in splits:
-            raise ValueError(f"a split is one of {', '.join(splits)}; got {name!r}.")
+            raise ValueError(f"expected one of the splits {', '.join(splits)}; got {name!r}.")
         return splits[name]
 
 
 def hold_out(pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Cut images into those kept, in their order, and `count` held out, always the same ones.
+    """Split images into those kept, in their order, and `count` held out, always the same ones.
 
-    A smaller count holds out some of those that a larger one does.
+    A smaller count holds out a subset of what a larger one does.
 
     >>> kept, held_out = hold_out(torch.arange(6), 2)
     >>> sorted(torch.cat([kept, held_out]).tolist())

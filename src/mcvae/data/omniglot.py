@@ -29,7 +29,7 @@ def load_omniglot(root: Path, validation: int | None = None, download: bool = Tr
     Args:
         root: folder of all data sets.
         validation: number of the 19,280 training images held out for validation; 1,345, as with IWAE, if None.
-        download: fetch and unpack the archives of folders that are not there.
+        download: fetch and unpack the archives of missing folders.
     """
     home = root / "omniglot-py"
     names = []
@@ -39,7 +39,7 @@ def load_omniglot(root: Path, validation: int | None = None, download: bool = Tr
         if len(found) != _COUNTS[part]:
             raise DataError(
                 f"expected {_COUNTS[part]} images in {folder} as <alphabet>/<character>/*.png, got {len(found)}. "
-                f"Delete the folder and run again to download it, or unpack {_URL}{part}.zip there."
+                f"Delete the folder and run again to download it, or unpack {_URL}{part}.zip into it."
             )
         names += found
     pixels = cached_pixels(home / "omniglot-28x28.npz", home, names, (1, 28, 28), _convert)

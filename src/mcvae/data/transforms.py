@@ -1,7 +1,7 @@
-"""From bytes to what a likelihood is a density of.
+"""From bytes to the values that a likelihood is a density of.
 
-A transform is a function of uint8 pixels and a generator. It draws no random numbers, or one array of the batch's
-shape, so that a batch cut among processes can be given the same numbers as a whole one.
+A transform is a function of uint8 pixels and a generator. It draws either no random numbers or one array of the batch's
+shape, so that a batch shared among processes gets the same numbers as in one process.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def _checked(pixels: Tensor) -> Tensor:
     if pixels.dtype != torch.uint8:
         raise TypeError(
             f"a transform takes the pixels of a data set, uint8 from 0 to 255, got {pixels.dtype}. Pass images as they "
-            "were loaded; what is already scaled needs no transform."
+            "were loaded; scaled images need no transform."
         )
     return pixels
 
