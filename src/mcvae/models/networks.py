@@ -37,7 +37,7 @@ class GaussianEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Distribution:
         """Distribution of the latents, batch `[B]`, event `[D]`."""
-        location, raw_scale = self.network(x).chunk(2, -1)
+        location, raw_scale = single(self.network(x)).chunk(2, -1)
         # unvalidated: a scale that underflows is recognised by Bridge.sample, which says so
         return Independent(Normal(location, nn.functional.softplus(raw_scale), validate_args=False), 1)
 
@@ -56,7 +56,12 @@ class Decoder(nn.Module):
 
     def forward(self, z: Tensor) -> Distribution:
         """Distribution of the data, batch `[N]`, event `[C, H, W]`."""
-        return self.likelihood(self.network(z))
+        return self.likelihood(single(self.network(z)))
+
+
+def single(output: Tensor) -> Tensor:
+    """At least single precision: in half, a sum over pixels or a density of latents has two digits."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
