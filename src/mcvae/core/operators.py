@@ -141,8 +141,8 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any)
     if torch.is_autocast_enabled(device):
         half = torch.get_autocast_dtype(device)
         present = [tensor if tensor.dtype == torch.float64 else tensor.to(half) for tensor in present]
-    x, weight, *rest = present
-    result: Tensor = _Convolve.apply(x, weight, *rest or [None], described)  # type: ignore[no-untyped-call]
+    operands = present if bias is not None else [*present, None]
+    result: Tensor = _Convolve.apply(*operands, described)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -193,10 +193,6 @@ def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor | N
     return None if inplace else _elementwise(ELU(alpha), input)
 
 
-def _celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor | None:
-    return None if inplace or alpha == 0 else _elementwise(ELU(alpha, 1.0, 1 / alpha), input)
-
-
 def _selu(input: Tensor, inplace: bool = False) -> Tensor | None:
     return None if inplace else _elementwise(ELU(1.6732632423543772, 1.0507009873554805), input)
 
@@ -228,8 +224,6 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     F.gelu: _gelu,
     F.mish: _mish,
     F.elu: _elu,
-    F.celu: _celu,
-    torch.celu: _celu,
     F.selu: _selu,
     torch.selu: _selu,
     F.softplus: _softplus,

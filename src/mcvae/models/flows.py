@@ -48,7 +48,7 @@ class FlowEncoder(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> "FlowEncoder":
         """Move to another device or type; couplings stay in single precision, in half their density has no digits."""
-        super()._apply(*args, **kwargs)
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         if any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self.transform.parameters()):
             self.transform.float()
         return self
