@@ -83,6 +83,19 @@ def test_convolutions_equal_torchs(case):
     assert_equal_torchs(function, x, weight, *([] if bias is None else [bias]))
 
 
+def test_output_padding_beyond_the_stride():
+    """torch allows it up to the dilation; the windows that it adds have no input."""
+    layer = nn.ConvTranspose1d(1, 1, 2, stride=1, dilation=3, output_padding=2)
+    density = lambda z: -layer(z.flatten(0, 1)[:, None]).square().sum((1, 2)).reshape(z.shape[:2])
+    z = learned(2, 3, 4)
+    with torch.no_grad():
+        expected = value_and_score(density, z)
+    value, score = value_and_score(density, z)
+    torch.testing.assert_close((value.detach(), score.detach()), expected)
+    score.square().sum().backward()
+    assert layer.weight.grad.abs().max() > 0
+
+
 def operators_used(function, *inputs):
     """Names of the operators in a graph."""
     with TwiceDifferentiable():

@@ -123,9 +123,6 @@ def conv_decoder(shape: Shape, latent_dim: int, widths: Sequence[int] = (16, 32,
 class UpsampledConv2d(nn.Conv2d):
     """Nearest-neighbour upsampling by two and a 3 × 3 convolution, with four products per weight and pixel, not nine.
 
-    Nine neighbours in the large image are copies of four pixels. So the weights that meet the same pixel are summed
-    first, which makes of both operators one transposed convolution, 4 × 4 with stride 2.
-
     Args:
         in_channels: channels of the small image.
         out_channels: channels of the image twice as large.
@@ -139,13 +136,34 @@ class UpsampledConv2d(nn.Conv2d):
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True):
         super().__init__(in_channels, out_channels, 3, padding=1, bias=bias)
-        met = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-        self.register_buffer("_met", torch.kron(met, met), persistent=False)  # [16, 9]: which weights tap t sums
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, C, H, W]` to `[N, C', 2 H, 2 W]`."""
-        taps = self.weight.transpose(0, 1).reshape(-1, 9) @ self._met.T  # type: ignore[operator]
-        return nn.functional.conv_transpose2d(x, taps.view(self.in_channels, -1, 4, 4), self.bias, stride=2, padding=1)
+        return upsample_and_convolve(x, self.weight, self.bias, (2, 2), (1, 1))
+
+
+def upsample_and_convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """Nearest-neighbour upsampling of `[N, C, H, W]` by a scale, then a convolution with stride 1, in one operator.
+
+    Neighbours in the large image are copies of few pixels. So the weights that meet the same pixel are summed first,
+    which makes of both operators one transposed convolution with the scale as its stride. Tap t of its kernel sums the
+    mirrored weights t − scale + 1, …, t.
+
+    Args:
+        x: the small image.
+        weight: `[C', C, height, width]`, as `torch.conv2d` wants it.
+        bias: `[C']`, or None.
+        scale: by how much height and width are upsampled.
+        padding: of height and width, less than the kernel.
+    """
+    vertical, horizontal = scale
+    around = (horizontal - 1, horizontal - 1, vertical - 1, vertical - 1)
+    mirrored = nn.functional.pad(weight.flip(2, 3), around)
+    taps = nn.functional.avg_pool2d(mirrored, (vertical, horizontal), 1, divisor_override=1).transpose(0, 1)
+    rest = [size - 1 - pad for size, pad in zip(weight.shape[2:], padding, strict=True)]
+    return nn.functional.conv_transpose2d(x, taps, bias, stride=(vertical, horizontal), padding=rest)
 
 
 _SILU_POWER = 0.3557  # E[SiLU(u)²] for u ~ N(0, 1)
