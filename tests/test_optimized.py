@@ -20,7 +20,8 @@ from support import generator
 def sequential():
     return nn.Sequential(
         nn.Linear(6, 18), nn.GELU(), nn.Unflatten(1, (2, 3, 3)), nn.Upsample(scale_factor=2),
-        nn.Conv2d(2, 3, 3, padding=1), nn.LeakyReLU(), nn.UpsamplingNearest2d(size=12), nn.Conv2d(3, 1, 5, padding="same"),
+        nn.Conv2d(2, 3, 3, padding=1), nn.LeakyReLU(), nn.UpsamplingNearest2d(size=12),
+        nn.Conv2d(3, 1, 5, padding="same"),
     )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def upsample_and_convolve(
 
     Neighbours in the large image are copies of few pixels. So the weights that meet the same pixel are summed first,
     which makes of both operators one transposed convolution with the scale as its stride. Tap t of its kernel sums the
-    mirrored weights t − scale + 1, …, t.
+    mirrored weights from t − scale + 1 to t.
 
     Args:
         x: the small image.
@@ -158,12 +158,19 @@ def upsample_and_convolve(
         scale: by how much height and width are upsampled.
         padding: of height and width, less than the kernel.
     """
-    vertical, horizontal = scale
-    around = (horizontal - 1, horizontal - 1, vertical - 1, vertical - 1)
-    mirrored = nn.functional.pad(weight.flip(2, 3), around)
-    taps = nn.functional.avg_pool2d(mirrored, (vertical, horizontal), 1, divisor_override=1).transpose(0, 1)
-    rest = [size - 1 - pad for size, pad in zip(weight.shape[2:], padding, strict=True)]
-    return nn.functional.conv_transpose2d(x, taps, bias, stride=(vertical, horizontal), padding=rest)
+    height, width = weight.shape[2:]
+    sums = torch.kron(_sums(weight, height, scale[0]), _sums(weight, width, scale[1]))
+    taps = weight.transpose(0, 1).reshape(-1, height * width) @ sums
+    taps = taps.view(weight.shape[1], weight.shape[0], height + scale[0] - 1, width + scale[1] - 1)
+    rest = (height - 1 - padding[0], width - 1 - padding[1])
+    return nn.functional.conv_transpose2d(x, taps, bias, stride=tuple(scale), padding=rest)
+
+
+def _sums(like: Tensor, size: int, scale: int) -> Tensor:
+    """`[size, size + scale - 1]`, along one dimension: 1 where a weight is in the sum of a tap."""
+    taps = torch.arange(size + scale - 1, device=like.device)
+    first = size - 1 - torch.arange(size, device=like.device).unsqueeze(1)
+    return ((taps >= first) & (taps < first + scale)).to(like.dtype)
 
 
 _SILU_POWER = 0.3557  # E[SiLU(u)²] for u ~ N(0, 1)

@@ -94,13 +94,14 @@ class _Exchange(TorchFunctionMode):
         return replacement(self.report, *args, **kwargs or {})
 
 
-def _channels_last(report: Report, name: str, image: Tensor) -> Tensor:
-    """On accelerators convolutions in single precision gain nothing by it."""
+def _channels_last(report: Report, name: str, image: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, because a gradient takes its layout from either. In single precision, accelerators gain nothing by it."""
     if image.dim() == 4 and (image.device.type == "cpu" or image.dtype in (torch.float16, torch.bfloat16)):
         report.changed[f"{name}: channels last in memory"] = None
-        return image.contiguous(memory_format=torch.channels_last)
+        last = torch.channels_last
+        return image.contiguous(memory_format=last), weight.contiguous(memory_format=last)
     report.left_alone[name] = None
-    return image
+    return image, weight
 
 
 def _interpolate(report: Report, input: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -137,9 +138,11 @@ def _convolve(
         if pads is not None and versions == [image._version, input._version]:
             name = f"upsampling by {scale[0]} × {scale[1]} and {name}"
             report.changed[f"{name}: one operator"] = None
-            return upsample_and_convolve(_channels_last(report, name, image), weight, bias, scale, pads)
+            image, weight = _channels_last(report, name, image, weight)
+            return upsample_and_convolve(image, weight, bias, scale, pads)
         report.left_alone[f"upsampling before {name} with stride {stride}, padding {padding}, groups {groups}"] = None
-    return torch.conv2d(_channels_last(report, name, input), weight, bias, stride, padding, dilation, groups)
+    image, weight = _channels_last(report, name, input, weight)
+    return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
 
 
 def _symmetric(padding: Any, weight: Tensor) -> list[int] | None:
@@ -159,7 +162,8 @@ def _pair(value: Any) -> list[int]:
 def _convolve_transposed(report: Report, input: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor:
     """Signature of `torch.conv_transpose2d`."""
     name = f"transposed convolution of {weight.shape[0]} channels, {weight.shape[2]} × {weight.shape[3]}"
-    return torch.conv_transpose2d(_channels_last(report, name, input), weight, *args, **options)
+    image, weight = _channels_last(report, name, input, weight)
+    return torch.conv_transpose2d(image, weight, *args, **options)
 
 
 def _viewed(report: Report, image: Tensor, *shape: Any, **options: Any) -> Tensor:
