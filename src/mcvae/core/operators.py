@@ -1,62 +1,57 @@
 """Operators whose second derivative torch computes wastefully, with one that costs what it should.
 
 A chain that follows scores and is then differentiated needs the gradient of a gradient. torch has formulas for that,
-but the one for a convolution's weight is a convolution with the image as its kernel, and the one for SiLU is a dozen
-passes over memory. Inside `TwiceDifferentiable` they are replaced, in anyone's network, by operators whose backward
-pass is made of ordinary, fast operators. Values and derivatives are the same.
+but the one for a convolution's weight is a convolution with the image as its kernel, the one for SiLU is a dozen
+passes over memory, and the one for fused attention does not exist. Inside `TwiceDifferentiable` such operators are
+replaced, in anyone's network, by operators whose backward pass is made of ordinary, fast ones. Values and derivatives
+are the same; an operator that cannot be replaced exactly is left alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (the field's name for it)
+from torch.autograd import forward_ad
+from torch.nn import Parameter, functional as F  # noqa: N812 (the field's name for it)
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+
+from mcvae.core.elementwise import ELU, Curve, Mish, SiLU, Softplus, TanhGELU, evaluate
 
 __all__ = ["TwiceDifferentiable"]
 
 
-class _Phase:
-    """Which backward pass is running: the one for a score, with respect to latents alone, or the last one."""
-
-    score = False
-
-
 class TwiceDifferentiable(TorchFunctionMode):
-    """Run a model inside, then take its score inside `score_pass()`.
+    """Run a model inside if its gradient is to be differentiated.
 
     >>> network = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3), torch.nn.SiLU())
     >>> z = torch.ones(1, 1, 4, requires_grad=True)
-    >>> with TwiceDifferentiable() as mode:
+    >>> with TwiceDifferentiable():
     ...     value = network(z).sum()
-    >>> with mode.score_pass():
-    ...     (score,) = torch.autograd.grad(value, z, create_graph=True)
+    >>> (score,) = torch.autograd.grad(value, z, create_graph=True)
     >>> score.sum().backward()
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._phase = _Phase()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace an operator where there is something better."""
         replacement = _REPLACEMENTS.get(func)
-        if replacement is not None and not torch._C._are_functorch_transforms_active():
-            result = replacement(self._phase, *args, **kwargs or {})
+        if replacement is not None:
+            result = replacement(*args, **kwargs or {})
             if result is not None:
                 return result
         return func(*args, **kwargs or {})
 
-    @contextmanager
-    def score_pass(self) -> Iterator[None]:
-        """Weights need no gradient in here."""
-        self._phase.score = True
-        try:
-            yield
-        finally:
-            self._phase.score = False
+
+def _replaceable(*tensors: Any) -> bool:
+    """Whether these are ordinary tensors of ordinary autograd, which needs a graph of them."""
+    return (
+        all(type(tensor) in (Tensor, Parameter) for tensor in tensors)
+        and any(tensor.requires_grad for tensor in tensors)
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )
 
 
 class _Convolution(NamedTuple):
@@ -72,23 +67,29 @@ class _Convolution(NamedTuple):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.convolution(x, weight, bias, *self)
 
-    def adjoint(self, x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
-        """The gradient with respect to `x`, as another convolution, which is differentiable at its usual cost."""
+    def adjoint(self, size: torch.Size, gradient: Tensor, weight: Tensor) -> Tensor:
+        """The gradient with respect to an input of this size, as another convolution, which is cheap to differentiate.
+
+        The size of the gradient does not tell that of the input: a stride may leave pixels at the end that no window
+        reaches, and output padding adds windows at the end where there is no input.
+        """
         left_over = [0] * len(self.stride)
-        if not self.transposed:  # input that no window reached: its size is not seen in that of the gradient
-            sizes = zip(x.shape[2:], gradient.shape[2:], weight.shape[2:], *self[:3], strict=True)
+        if not self.transposed:
+            sizes = zip(size[2:], gradient.shape[2:], weight.shape[2:], *self[:3], strict=True)
             left_over = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
         reverse = self._replace(transposed=not self.transposed, output_padding=left_over)
-        return reverse(gradient, weight, None)
+        result = reverse(gradient, weight, None)
+        for dimension, length in enumerate(size[2:], 2):
+            if result.shape[dimension] != length:
+                result = result.narrow(dimension, 0, length)
+        return result
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, settings: _Convolution, phase: _Phase
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, settings: _Convolution) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.settings, ctx.phase = settings, phase
+        ctx.settings = settings
         ctx.bias_shape = None if bias is None else list(bias.shape)
         return settings(x, weight, bias)
 
@@ -96,30 +97,56 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
         x, weight = ctx.saved_tensors
-        if ctx.phase.score:
-            return ctx.settings.adjoint(x, gradient, weight), None, None, None, None
-        needed = list(ctx.needs_input_grad[:3])
-        computed = torch.ops.aten.convolution_backward(gradient, x, weight, ctx.bias_shape, *ctx.settings, needed)
-        return *computed, None, None
+        wanted = [_wanted(ctx, index) for index in range(3)]
+        if wanted[1] or not torch.is_grad_enabled():
+            computed = torch.ops.aten.convolution_backward(gradient, x, weight, ctx.bias_shape, *ctx.settings, wanted)
+            return *computed, None
+        of_x = ctx.settings.adjoint(x.shape, gradient, weight) if wanted[0] else None
+        of_bias = gradient.sum([0, *range(2, gradient.dim())]) if wanted[2] else None
+        return of_x, None, of_bias, None
 
 
-def _convolution(phase: _Phase, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor | None:
+def _wanted(ctx: Any, index: int) -> bool:
+    """Whether the running pass uses the gradient of this input; in that for a score, weights need none.
+
+    Unless they depend on the latents themselves. Autograd knows, and treats its own operators alike.
+    """
+    if not ctx.needs_input_grad[index]:
+        return False
+    node, _ = ctx.next_functions[index]
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # it does not answer for a leaf whose gradient was asked for
+        return True
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor | None:
+    present = [x, weight] if bias is None else [x, weight, bias]
     dimensions = weight.dim() - 2
-    if x.dim() != weight.dim() or any(isinstance(setting, str) for setting in settings):
-        return None  # a single image, or padding by name: rare enough for torch's own way
+    if not _replaceable(*present) or x.dim() != weight.dim():  # a single image: rare enough for torch's own way
+        return None
     stride, padding, dilation, transposed, output_padding, groups = settings
 
     def each(value: int | Sequence[int]) -> list[int]:
         values = [value] if isinstance(value, int) else list(value)
         return values * dimensions if len(values) == 1 else values
 
+    if isinstance(padding, str):
+        total = [d * (k - 1) for d, k in zip(each(dilation), weight.shape[2:], strict=True)]
+        if padding == "same" and any(number % 2 for number in total):
+            return None  # more on one side than on the other
+        padding = [number // 2 for number in total] if padding == "same" else 0
     described = _Convolution(each(stride), each(padding), each(dilation), transposed, each(output_padding), groups)
-    result: Tensor = _Convolve.apply(x, weight, bias, described, phase)  # type: ignore[no-untyped-call]
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        half = torch.get_autocast_dtype(device)
+        present = [tensor if tensor.dtype == torch.float64 else tensor.to(half) for tensor in present]
+    operands = present if bias is not None else [*present, None]
+    result: Tensor = _Convolve.apply(*operands, described)  # type: ignore[no-untyped-call]
     return result
 
 
 def _convolve(
-    phase: _Phase,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -129,11 +156,10 @@ def _convolve(
     groups: int = 1,
 ) -> Tensor | None:
     """Signature of `torch.conv2d` and its like."""
-    return _convolution(phase, input, weight, bias, stride, padding, dilation, False, 0, groups)
+    return _convolution(input, weight, bias, stride, padding, dilation, False, 0, groups)
 
 
 def _convolve_transposed(
-    phase: _Phase,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -144,109 +170,50 @@ def _convolve_transposed(
     dilation: Any = 1,
 ) -> Tensor | None:
     """Signature of `torch.conv_transpose2d` and its like."""
-    return _convolution(phase, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+    return _convolution(input, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
-class _Curve(Protocol):
-    """An elementwise function f with two derivatives."""
-
-    def value(self, x: Tensor) -> Tensor:
-        """f(x)."""
-        ...
-
-    def slope(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """`gradient` f'(x)."""
-        ...
-
-    def bend(self, x: Tensor, gradient: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-        """`gradient` f''(x) `direction`, and `direction` f'(x)."""
-        ...
+def _elementwise(curve: Curve, x: Tensor) -> Tensor | None:
+    return evaluate(curve, x) if _replaceable(x) else None
 
 
-class _Elementwise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, curve: _Curve) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.curve = curve
-        return curve.value(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        return _Slope.apply(x, gradients[0], ctx.curve), None  # type: ignore[no-untyped-call]
+def _silu(input: Tensor, inplace: bool = False) -> Tensor | None:
+    return None if inplace else _elementwise(SiLU(), input)
 
 
-class _Slope(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gradient: Tensor, curve: _Curve) -> Tensor:
-        ctx.save_for_backward(x, gradient)
-        ctx.curve = curve
-        return curve.slope(x, gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        x, gradient = ctx.saved_tensors
-        (direction,) = gradients
-        return *ctx.curve.bend(x, gradient, direction), None
+def _gelu(input: Tensor, *, approximate: str = "none") -> Tensor | None:
+    return _elementwise(TanhGELU(), input) if approximate == "tanh" else None
 
 
-class _SiLU:
-    """x σ(x)."""
-
-    def value(self, x: Tensor) -> Tensor:
-        return F.silu(x)
-
-    def slope(self, x: Tensor, gradient: Tensor) -> Tensor:
-        slope: Tensor = torch.ops.aten.silu_backward(gradient, x)
-        return slope
-
-    def bend(self, x: Tensor, gradient: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-        """f'' = σ (1 − σ) (2 + x (1 − 2σ)) and f' = σ + x σ (1 − σ) from one exponential, in three buffers."""
-        sigma = x.sigmoid()
-        spread = torch.addcmul(sigma, sigma, sigma, value=-1)
-        if torch.is_grad_enabled():  # to be differentiated, too
-            return gradient * direction * spread * (2 + x * (1 - 2 * sigma)), direction * (sigma + x * spread)
-        rest = torch.addcmul(x, x, sigma, value=-2).add_(2)
-        slope = sigma.addcmul_(x, spread).mul_(direction)
-        return rest.mul_(spread).mul_(gradient).mul_(direction), slope
+def _mish(input: Tensor, inplace: bool = False) -> Tensor | None:
+    return None if inplace else _elementwise(Mish(), input)
 
 
-class _CrossEntropy:
-    """−log Bernoulli(target; logits): its slope is σ(logits) − target."""
-
-    def __init__(self, target: Tensor):
-        self.target = target
-
-    def value(self, x: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(x, self.target, reduction="none")
-
-    def slope(self, x: Tensor, gradient: Tensor) -> Tensor:
-        return (x.sigmoid() - self.target) * gradient
-
-    def bend(self, x: Tensor, gradient: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-        sigma = x.sigmoid()
-        return sigma * (1 - sigma) * gradient * direction, (sigma - self.target) * direction
+def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor | None:
+    return None if inplace else _elementwise(ELU(alpha), input)
 
 
-def _elementwise(x: Tensor, curve: _Curve) -> Tensor:
-    result: Tensor = _Elementwise.apply(x, curve)  # type: ignore[no-untyped-call]
-    return result
+def _selu(input: Tensor, inplace: bool = False) -> Tensor | None:
+    return None if inplace else _elementwise(ELU(1.6732632423543772, 1.0507009873554805), input)
 
 
-def _silu(phase: _Phase, input: Tensor, inplace: bool = False) -> Tensor:
-    return _elementwise(input, _SiLU())
-
-
-def _cross_entropy(
-    phase: _Phase, input: Tensor, target: Tensor, *weights: Any, reduction: str = "mean", **options: Any
-) -> Tensor | None:
-    special = weights or any(option is not None for option in options.values())
-    if special or reduction != "none" or target.requires_grad or input.shape != target.shape:
+def _softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Tensor | None:
+    if torch.is_autocast_enabled(input.device.type):  # which may compute it in another type than its input's
         return None
-    return _elementwise(input, _CrossEntropy(target))
+    return _elementwise(Softplus(beta, threshold), input)
 
 
-_REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
+def _attention(
+    operator: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
+) -> Any:
+    """Fused kernels have no second derivative; products and a softmax do."""
+    if not any(tensor.requires_grad for tensor in (query, key, value)):
+        return None
+    with sdpa_kernel(SDPBackend.MATH):
+        return operator(query, key, value, *args, **options)
+
+
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.conv1d: _convolve,
     torch.conv2d: _convolve,
     torch.conv3d: _convolve,
@@ -254,5 +221,12 @@ _REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv_transpose2d: _convolve_transposed,
     torch.conv_transpose3d: _convolve_transposed,
     F.silu: _silu,
-    F.binary_cross_entropy_with_logits: _cross_entropy,
+    F.gelu: _gelu,
+    F.mish: _mish,
+    F.elu: _elu,
+    F.selu: _selu,
+    torch.selu: _selu,
+    F.softplus: _softplus,
+    F.scaled_dot_product_attention: partial(_attention, F.scaled_dot_product_attention),
+    F.multi_head_attention_forward: partial(_attention, F.multi_head_attention_forward),
 }

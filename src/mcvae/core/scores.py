@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributions import Distribution, Independent, Normal
 
-from mcvae.allocator import return_memory
 from mcvae.core.operators import TwiceDifferentiable
 
 __all__ = ["LogDensity", "ScoredDensity", "distribution_and_score", "recomputed", "value_and_score"]
@@ -56,10 +55,9 @@ def value_and_score(
             value = _checked(log_density(z), z, name)
             (score,) = torch.autograd.grad(_with_graph(value, name).sum(), z, materialize_grads=True)
             return value.detach(), score
-        with TwiceDifferentiable() as mode:
+        with TwiceDifferentiable():
             value = _checked(log_density(z), z, name)
-        with mode.score_pass():
-            (score,) = torch.autograd.grad(_with_graph(value, name).sum(), z, create_graph=True, materialize_grads=True)
+        (score,) = torch.autograd.grad(_with_graph(value, name).sum(), z, create_graph=True, materialize_grads=True)
     return value, score
 
 
@@ -107,15 +105,14 @@ def recomputed(function: Callable[[], Result], device: torch.device) -> Result:
     Unlike `torch.utils.checkpoint`, it lets `function` take gradients itself without computing anything twice now.
 
     Args:
-        function: deterministic; its operators must be the same at every call.
+        function: its operators must be the same at every call. It may draw from the global streams of the processor
+            and of `device`, as dropout does: they are taken back to where they were for the second call.
         device: where it computes.
     """
-    if device.type == "cpu":
-        return_memory()
     region = _Region(function, device)
     with saved_tensors_hooks(region.keep, region.find):
         result = function()
-    region.forget()
+    region.complete()
     return result
 
 
@@ -124,7 +121,8 @@ class _Region:
 
     def __init__(self, function: Callable[[], Any], device: torch.device):
         self.function, self.saved = function, dict[int, Tensor]()
-        self.number, self.complete = 0, False
+        self.number, self.done, self.device = 0, False, device
+        self.streams = _read_streams(device)
         kind = device.type
         self.autocast = torch.autocast(
             kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
@@ -136,28 +134,50 @@ class _Region:
         return self.number - 1
 
     def find(self, index: int) -> Tensor:
-        if not self.complete:  # the function itself takes a gradient
+        if not self.done:  # the function itself takes a gradient
             return self.saved[index]
         if index not in self.saved:
             self._call_again()
         return self.saved.pop(index)
 
-    def forget(self) -> None:
+    def complete(self) -> None:
+        """Forget what was saved, and the random state unless something was drawn."""
         self.saved.clear()
-        self.complete = True
+        self.done = True
+        if all(torch.equal(a, b) for a, b in zip(self.streams, _read_streams(self.device), strict=True)):
+            self.streams = []
 
     def _call_again(self) -> None:
         again = list[Tensor]()
 
         def keep(tensor: Tensor) -> Tensor:
             again.append(tensor.detach())
-            return tensor
+            return again[-1]  # the tensor itself, where an operator saves its own output, would never be freed
 
         with torch.enable_grad(), self.autocast, saved_tensors_hooks(keep, lambda tensor: tensor):
-            self.function()
+            now = _read_streams(self.device)
+            _write_streams(self.device, self.streams)
+            try:
+                self.function()
+            finally:
+                _write_streams(self.device, now)
         if len(again) != self.number:
             raise RuntimeError(
                 f"the model saved {len(again)} tensors when it was evaluated again, and {self.number} before: it is "
                 'not deterministic, or it changed between forward and backward. Use memory="normal".'
             )
         self.saved = dict(enumerate(again))
+
+
+def _read_streams(device: torch.device) -> list[Tensor]:
+    """States of the global random streams of the processor and of `device`."""
+    states = [torch.get_rng_state()]
+    return states if device.type == "cpu" else [*states, torch.get_device_module(device).get_rng_state(device)]
+
+
+def _write_streams(device: torch.device, states: list[Tensor]) -> None:
+    """Set them; without states leave them as they are."""
+    if states:
+        torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.get_device_module(device).set_rng_state(states[1], device)

@@ -11,6 +11,7 @@ from mcvae.models.likelihoods import (
     LogisticLikelihood,
 )
 from mcvae.models.networks import Decoder, GaussianEncoder, UpsampledConv2d
+from mcvae.models.optimized import optimized
 from mcvae.models.ppca import PPCA
 from mcvae.models.quadrature import OneDimensional, log_integral
 from mcvae.models.ring import Ring
@@ -31,4 +32,5 @@ __all__ = [
     "UpsampledConv2d",
     "build_model",
     "log_integral",
+    "optimized",
 ]

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
+
+from mcvae.models.networks import single
 
 __all__ = ["FLOWS", "FlowEncoder"]
 
@@ -43,11 +46,18 @@ class FlowEncoder(nn.Module):
         lazy = NSF(passes=2, **options) if flow == "nsf" else RealNVP(**options)
         self.network, self.transform = network, lazy.transform
 
+    def _apply(self, *args: Any, **kwargs: Any) -> "FlowEncoder":
+        """Move to another device or type; couplings stay in single precision, in half their density has no digits."""
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self.transform.parameters()):
+            self.transform.float()
+        return self
+
     def forward(self, x: Tensor) -> Distribution:
         """Distribution of the latents, batch `[B]`, event `[D]`."""
         from zuko.distributions import NormalizingFlow
 
-        features = self.network(x)
+        features = single(self.network(x))
         location, raw_scale = features.chunk(2, -1)
         base = Independent(Normal(location, nn.functional.softplus(raw_scale), validate_args=False), 1)
         flow: Distribution = NormalizingFlow(self.transform(features), base)

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -48,6 +48,10 @@ class LatentVariableModel(nn.Module):
         self.encoder, self.decoder, self.prior = encoder, decoder, prior
         self.compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the compiled function, which belongs to this model's weights: copies compile their own."""
+        return {**self.__dict__, "compiled": None}
+
     def bridge(
         self,
         x: Tensor,
@@ -82,7 +86,7 @@ class LatentVariableModel(nn.Module):
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """log p(x, z) for data `[B, ...]` and latents `[S, B, D]`, as `[S, B]`."""
         num_samples, batch, _ = z.shape
-        likelihood = self.decoder(z.flatten(0, 1))
+        likelihood = self.decoder(_like_weights(z.flatten(0, 1), self.decoder))
         if not isinstance(likelihood, Distribution):
             raise TypeError(
                 "the decoder must return a torch.distributions.Distribution over data, got "
@@ -167,6 +171,12 @@ def _differentiated(model: LatentVariableModel, x: Tensor, z: Tensor) -> tuple[T
 
     score, value = torch.func.grad(total, has_aux=True)(z)
     return value, score
+
+
+def _like_weights(z: Tensor, decoder: Callable[[Tensor], Distribution]) -> Tensor:
+    """Latents in the type of a decoder in half precision; chains stay in single, or they would forget small steps."""
+    weight = next(decoder.parameters(), None) if isinstance(decoder, nn.Module) else None
+    return z if weight is None or weight.dtype not in (torch.float16, torch.bfloat16) else z.to(weight.dtype)
 
 
 def _log_standard_normal(z: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class GaussianEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Distribution:
         """Distribution of the latents, batch `[B]`, event `[D]`."""
-        location, raw_scale = self.network(x).chunk(2, -1)
+        location, raw_scale = single(self.network(x)).chunk(2, -1)
         # unvalidated: a scale that underflows is recognised by Bridge.sample, which says so
         return Independent(Normal(location, nn.functional.softplus(raw_scale), validate_args=False), 1)
 
@@ -56,7 +56,12 @@ class Decoder(nn.Module):
 
     def forward(self, z: Tensor) -> Distribution:
         """Distribution of the data, batch `[N]`, event `[C, H, W]`."""
-        return self.likelihood(self.network(z))
+        return self.likelihood(single(self.network(z)))
+
+
+def single(output: Tensor) -> Tensor:
+    """At least single precision: in half, a sum over pixels or a density of latents has two digits."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -118,9 +123,6 @@ def conv_decoder(shape: Shape, latent_dim: int, widths: Sequence[int] = (16, 32,
 class UpsampledConv2d(nn.Conv2d):
     """Nearest-neighbour upsampling by two and a 3 × 3 convolution, with four products per weight and pixel, not nine.
 
-    Nine neighbours in the large image are copies of four pixels. So the weights that meet the same pixel are summed
-    first, which makes of both operators one transposed convolution, 4 × 4 with stride 2.
-
     Args:
         in_channels: channels of the small image.
         out_channels: channels of the image twice as large.
@@ -134,13 +136,41 @@ class UpsampledConv2d(nn.Conv2d):
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True):
         super().__init__(in_channels, out_channels, 3, padding=1, bias=bias)
-        met = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-        self.register_buffer("_met", torch.kron(met, met), persistent=False)  # [16, 9]: which weights tap t sums
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, C, H, W]` to `[N, C', 2 H, 2 W]`."""
-        taps = self.weight.transpose(0, 1).reshape(-1, 9) @ self._met.T  # type: ignore[operator]
-        return nn.functional.conv_transpose2d(x, taps.view(self.in_channels, -1, 4, 4), self.bias, stride=2, padding=1)
+        return upsample_and_convolve(x, self.weight, self.bias, (2, 2), (1, 1))
+
+
+def upsample_and_convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """Nearest-neighbour upsampling of `[N, C, H, W]` by a scale, then a convolution with stride 1, in one operator.
+
+    Neighbours in the large image are copies of few pixels. So the weights that meet the same pixel are summed first,
+    which makes of both operators one transposed convolution with the scale as its stride. Tap t of its kernel sums the
+    mirrored weights from t − scale + 1 to t.
+
+    Args:
+        x: the small image.
+        weight: `[C', C, height, width]`, as `torch.conv2d` wants it.
+        bias: `[C']`, or None.
+        scale: by how much height and width are upsampled.
+        padding: of height and width, less than the kernel.
+    """
+    height, width = weight.shape[2:]
+    sums = torch.kron(_sums(weight, height, scale[0]), _sums(weight, width, scale[1]))
+    taps = weight.transpose(0, 1).reshape(-1, height * width) @ sums
+    taps = taps.view(weight.shape[1], weight.shape[0], height + scale[0] - 1, width + scale[1] - 1)
+    rest = (height - 1 - padding[0], width - 1 - padding[1])
+    return nn.functional.conv_transpose2d(x, taps, bias, stride=tuple(scale), padding=rest)
+
+
+def _sums(like: Tensor, size: int, scale: int) -> Tensor:
+    """`[size, size + scale - 1]`, along one dimension: 1 where a weight is in the sum of a tap."""
+    taps = torch.arange(size + scale - 1, device=like.device)
+    first = size - 1 - torch.arange(size, device=like.device).unsqueeze(1)
+    return ((taps >= first) & (taps < first + scale)).to(like.dtype)
 
 
 _SILU_POWER = 0.3557  # E[SiLU(u)²] for u ~ N(0, 1)
