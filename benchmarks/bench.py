@@ -336,8 +336,8 @@ def peak() -> float:
 def overhead(rounds: int, steps: int = 60) -> dict:
     """Share of a training step outside model and optimiser: batches, logging, Lightning."""
     from mcvae.data import TRANSFORMS, Batches, Images
+    from mcvae.runs.config import TrainConfig
     from mcvae.training.callbacks import Checkpoints, Metrics
-    from mcvae.training.config import TrainConfig
     from mcvae.training.module import VariationalTraining
     from mcvae.training.run import BatchedImages, build_trainer
 

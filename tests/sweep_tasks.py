@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from mcvae.records import Record
+from mcvae.runs.records import Record
 
 
 def _call(folder):

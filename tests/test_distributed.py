@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ import mcvae
 from mcvae.core.randomness import draw, seeded_generator
 from mcvae.models import PPCA
 from mcvae.models.flows import FlowEncoder
-from mcvae.training.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
-from mcvae.training.evaluation import evaluate_run
+from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from mcvae.training.evaluate_run import evaluate_run
 from mcvae.training.module import VariationalTraining
 from mcvae.training.run import train
 
@@ -27,7 +28,7 @@ SCRIPT = """
 import sys
 import mcvae.training.run as run
 from mcvae.core.randomness import seeded_generator
-from mcvae.training.config import *
+from mcvae.runs.config import *
 from mcvae.training.module import VariationalTraining
 
 folder, nodes, *methods = sys.argv[1:]
@@ -172,7 +173,7 @@ def test_two_processes_evaluate_what_one_does(tmp_path):
     protocol = {"num_steps": 3, "num_samples": 4, "limit": 130, "simulated": 4, "split": "validation"}
     tables, summaries = [], []
     for processes in (1, 2):
-        summaries.append(evaluate_run(folder, **protocol, processes=processes) | {"seconds": 0})
+        summaries.append(replace(evaluate_run(folder, **protocol, processes=processes), seconds=0))
         tables.append((folder / "evaluation-validation.csv").read_bytes())
     assert tables[0] == tables[1]
     assert summaries[0] == summaries[1]

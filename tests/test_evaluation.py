@@ -12,8 +12,8 @@ from torch.distributions import Bernoulli, Independent, Normal
 
 import mcvae
 from mcvae.models import PPCA
-from mcvae.training.config import DataConfig, MethodConfig, RunConfig, TrainConfig
-from mcvae.training.evaluation import evaluate_run
+from mcvae.runs.config import DataConfig, MethodConfig, RunConfig, TrainConfig
+from mcvae.training.evaluate_run import evaluate_run
 from mcvae.training.run import train
 from support import LOG_Z, generator, skewed_log_joint, standard_errors_off, wide_initial
 
@@ -370,18 +370,16 @@ def digits_run(tmp_path_factory):
 def test_a_digits_vae_is_sandwiched_and_ten_samples_are_looser(digits_run):
     torch.set_default_dtype(torch.float32)
     summary = evaluate_run(digits_run, limit=40)
-    both = summary["sandwich"]
-    assert abs(both["gap"]) < 0.2
-    assert both["iwae_10"] < both["lower"] - 0.02
-    assert summary["iwae_10"] < -summary["nll"] - 0.02
-    assert summary["verdict"].startswith("converged")
+    both = summary.sandwich
+    assert abs(both.gap) < 0.2
+    assert both.iwae_10 < both.lower - 0.02
+    assert summary.iwae_10 < -summary.nll - 0.02
+    assert summary.verdict.startswith("converged")
     assert (digits_run / "pictures" / "worst.png").exists()
     assert len((digits_run / "evaluation.csv").read_text().splitlines()) == 41
     tuned = evaluate_run(digits_run, limit=40, tuning=str(digits_run / "tuning.json"), simulated=0, compare_iwae=False)
-    assert tuned["nll"] == pytest.approx(summary["nll"], abs=0.1)
-    assert (
-        evaluate_run(digits_run, split="validation", limit=10, protocol="paper", simulated=0)["split"] == "validation"
-    )
+    assert tuned.nll == pytest.approx(summary.nll, abs=0.1)
+    assert evaluate_run(digits_run, split="validation", limit=10, protocol="paper", simulated=0).split == "validation"
     result = json.loads((digits_run / "result.json").read_text())
     assert result["evaluation"]["split"] == "test"
     assert result["evaluation-validation"]["num_images"] == 10

@@ -9,20 +9,20 @@ import torch
 
 import mcvae
 from mcvae.cli import main
-from mcvae.experiments import images, ppca, toy_parameters, toy_posterior
+from mcvae.experiments import image_tables, ppca_gradients as ppca, toy_parameters, toy_posterior
 from mcvae.experiments.paper import paper_value, paper_values
-from mcvae.experiments.reproduce import EXPERIMENTS, Options, reproduce
+from mcvae.experiments.reproduction import EXPERIMENTS, Options, reproduce
 from mcvae.models import PPCA, LatentVariableModel, Ring
-from mcvae.records import Record, read_records, summarise
 from mcvae.report.figures import FIGURES, draw
 from mcvae.report.present import present
 from mcvae.report.tables import latex, markdown, table
+from mcvae.runs.records import Record, read_records, summarise
 
 
 def test_the_papers_values_are_all_there():
     values = paper_values()
     assert len(values) == 3 * 6 * (8 + 16)  # data sets, columns, rows of the main and the full tables
-    assert {key[2] for key in values if key[0] == "full"} == set(images.METHODS)
+    assert {key[2] for key in values if key[0] == "full"} == set(image_tables.PAPER_METHODS)
     assert paper_value("mnist", "l-mcvae-learned-k10", 100, "nll") == (84.58, 0.39)
     assert paper_value("celeba", "realnvp", 100, "nll") == (11408.98, 0.2)
     assert paper_value("cifar10", "a-mcvae-linear-k3", 10, "negative_elbo") == (2869.97, 0.99)
@@ -119,8 +119,10 @@ def tiny(tmp_path_factory):
     )
     patch.setitem(ppca.SIZES, "quick", {"latent_dim": 3, "data_dim": 6, "replicates": 5, "num_updates": 8})
     patch.setattr(ppca, "_PILOT", 3)
-    patch.setitem(images.PRESETS, "quick", images.PRESETS["quick"] | {"epochs": (1, 2), "seeds": 1, "limit": 8})
-    patch.setitem(images._DATA, ("mnist", "quick"), images.DataConfig("digits", batch_size=50, limit=60))
+    patch.setitem(
+        image_tables.PRESETS, "quick", image_tables.PRESETS["quick"] | {"epochs": (1, 2), "seeds": 1, "limit": 8}
+    )
+    patch.setitem(image_tables.QUICK_DATA, "mnist", image_tables.DataConfig("digits", batch_size=50, limit=60))
     yield tmp_path_factory.mktemp("reproduction")
     patch.undo()
 
@@ -147,7 +149,7 @@ def test_every_experiment_leaves_records_table_and_figure(tiny, name, capsys, mo
     assert provenance["versions"]["torch"] == torch.__version__
     assert "standard" in capsys.readouterr().out
     # a second time, nothing is run
-    monkeypatch.setattr("mcvae.sweep._attempt", lambda *_: pytest.fail("a finished cell was run again"))
+    monkeypatch.setattr("mcvae.experiments.cells._attempt", lambda *_: pytest.fail("a finished cell was run again"))
     assert main(arguments) == 0
 
 
@@ -223,7 +225,7 @@ def test_tables_show_the_papers_number_and_deviation_over_seeds():
 
 
 def test_paper_csv_has_no_duplicates():
-    with open(images.__file__.replace("images.py", "paper.csv"), newline="") as file:
+    with open(image_tables.__file__.replace("image_tables.py", "paper.csv"), newline="") as file:
         rows = [tuple(row.values())[:5] for row in csv.DictReader(file)]
     assert len(rows) == len(set(rows))
 

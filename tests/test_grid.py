@@ -12,7 +12,7 @@ import pytest
 
 from mcvae.cli import main
 from mcvae.experiments.grid import grid
-from mcvae.records import read_records
+from mcvae.runs.records import read_records
 
 SMALL = {"data.limit": 100, "data.batch_size": 50, "model.latent_dim": 2, "run.epochs": 2}
 EVALUATION = "{limit: 10, num_steps: 2, num_samples: 2, simulated: 0, compare_iwae: false}"

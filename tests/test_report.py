@@ -14,9 +14,9 @@ from PIL import Image
 
 from mcvae.cli import main
 from mcvae.report.charts import Series, chart
-from mcvae.report.compare import answers, collect
+from mcvae.report.comparison import answers, groups
 from mcvae.report.page import write_page
-from mcvae.report.read import find
+from mcvae.runs.discovery import find
 
 HOSTILE = "<script>alert(1)</script>'\"&amp;"
 METHODS = {"vae": (0, 1, -24.0), "iwae": (0, 10, -23.0), "l-mcvae": (5, 1, -23.6)}
@@ -137,8 +137,8 @@ def page(folder):
 
 
 def test_the_answer_comes_first_with_its_error_and_cost(folder):
-    (answer,) = answers(collect([str(folder / "runs" / name) for name in ("vae", "iwae", "l-mcvae-k5")]))
-    assert answer.headline == "digits: iwae S=10 explains the 40 test images best, with NLL 22.60 ± 0.20 nats."
+    (answer,) = answers(groups(find([str(folder / "runs" / name) for name in ("vae", "iwae", "l-mcvae-k5")]).runs))
+    assert answer.headline == "digits: iwae-10 explains the 40 test images best, with NLL 22.60 ± 0.20 nats."
     difference, error = (float(part) for part in answer.details.split("It is ")[2].split(" nats")[0].split(" ± "))
     assert abs(difference - 1.0) < 0.03  # than the VAE, image by image
     assert error < 0.03
@@ -150,20 +150,23 @@ def test_differences_within_the_noise_are_said_to_be(tmp_path):
     make_run(tmp_path / "b", "iwae", shift=-1.1, images=40)
     for name in ("a", "b"):
         (tmp_path / name / "evaluation.csv").unlink()  # no images to pair: errors over images are all there is
-    (answer,) = answers(collect([str(tmp_path)]))
-    assert "0.10 ± 0.28 nats better than iwae S=10, which is within the noise" in answer.details
+    (answer,) = answers(groups(find([str(tmp_path)]).runs))
+    assert "0.10 ± 0.28 nats better than iwae-10, which is within the noise" in answer.details
 
 
 def test_other_images_are_not_compared(tmp_path):
     make_run(tmp_path / "a", "vae", images=40)
     make_run(tmp_path / "b", "iwae", images=30)
-    assert ["No other method" in answer.details for answer in answers(collect([str(tmp_path)]))] == [True, True]
+    assert ["No other method" in answer.details for answer in answers(groups(find([str(tmp_path)]).runs))] == [
+        True,
+        True,
+    ]
 
 
 def test_the_page_has_everything(page, folder):
     text = page.read_text()
     for words in (
-        "iwae S=10 explains the 40 test images best",
+        "iwae-10 explains the 40 test images best",
         "Bound on validation images",
         "Step size by transition",
         "Every transition of runs/l-mcvae-k5",
@@ -227,7 +230,7 @@ def test_a_model_that_diverged_is_shown_as_such(change, folder, tmp_path):
     path.write_text(json.dumps(result))
     text = write_page([str(tmp_path)], tmp_path / "page.html").read_text()
     assert "not finite" in text
-    assert "iwae S=10 explains the 40 test images best" in text
+    assert "iwae-10 explains the 40 test images best" in text
     assert "nan" not in text.split("<main")[1].split("data:image")[0]
 
 
@@ -236,25 +239,39 @@ def test_a_model_that_diverged_is_shown_as_such(change, folder, tmp_path):
     [
         ("result.json", "{", "result.json is not valid JSON"),
         ("result.json", "[]", "must hold a JSON object"),
-        ("result.json", "{}", "data, method, num_samples, num_steps missing"),
+        ("result.json", "{}", "result.json lacks data, method, num_samples, num_steps"),
+        ("result.json", '{"data": 3, "method": "vae", "num_steps": 0, "num_samples": 1}', "data must be str, got '3'"),
+        ("config.yaml", "a: [", "config.yaml is not valid YAML"),
+        ("config.yaml", "a: &a {b: *a}", "config.yaml is not valid YAML: Circular"),
+        ("config.yaml", "\x00", "config.yaml is not valid YAML"),
         ("metrics.csv", "epoch,seconds\n1,2,3\n", "metrics.csv, line 2, does not have as many fields"),
         ("evaluation.csv", "image,bound\n1\n", "evaluation.csv, line 2"),
-        ("config.yaml", "a: [", "config.yaml is not valid YAML"),
     ],
 )
-def test_a_damaged_file_is_named(name, content, message, tmp_path, capsys):
-    run = make_run(tmp_path / "run")
+def test_a_damaged_file_is_named_and_the_others_are_shown(name, content, message, tmp_path, capsys):
+    run = make_run(tmp_path / "runs" / "damaged")
     (run / name).write_text(content)
-    assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
+    page = tmp_path / "page.html"
+    if name.endswith("csv"):  # the run is shown without it
+        assert main(["report", str(run), "--out", str(page)]) == 0
+    else:
+        assert main(["report", str(run), "--out", str(page)]) == 1
+        assert message in capsys.readouterr().err
+        assert not page.exists()
+    make_run(tmp_path / "runs" / "sound", "iwae")
+    for command in (["report", str(tmp_path / "runs"), "--out", str(page)], ["compare", str(tmp_path / "runs")]):
+        assert main(command) == 0
+        assert f"left out: {run / name}" in (error := capsys.readouterr().err)
+        assert message in error
+    assert "iwae-10" in page.read_text()
+    assert message.split(":")[0].split("'")[0] in page.read_text()
 
 
 def test_nothing_to_report_is_an_error(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 1
-    assert "nothing to report" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "nowhere")]) == 1
-    assert "is not a folder" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert main(["report", str(make_run(tmp_path / "run")), "--out", str(tmp_path)]) == 1
     assert "is a folder; give a file" in capsys.readouterr().err
 
@@ -262,19 +279,19 @@ def test_nothing_to_report_is_an_error(tmp_path, capsys):
 def test_folders_are_searched_but_not_for_ever(tmp_path):
     deep = tmp_path.joinpath(*"abcd")
     make_run(deep / "run")
-    with pytest.raises(FileNotFoundError, match="nothing to report"):
+    with pytest.raises(FileNotFoundError, match="up to 4 folders below"):
         find([str(tmp_path)])
-    runs, _ = find([str(tmp_path / "a"), str(tmp_path / "a" / "b")])  # twice the same
-    assert [run.name for run in runs] == ["run"]
+    found = find([str(tmp_path / "a"), str(tmp_path / "a" / "b")])  # twice the same
+    assert [run.name for run in found.runs] == ["run"]
 
 
 def test_parts_of_a_reproduction_are_shown_when_asked_for(tmp_path):
     make_reproduction(tmp_path / "quick-clean" / "images")
     part = make_run(tmp_path / "quick-clean" / "cells" / "vae-s0")
     shutil.copy(tmp_path / "quick-clean" / "images" / "records.csv", part)
-    runs, reproductions = find([str(tmp_path)])
+    runs, reproductions, _ = find([str(tmp_path)])
     assert ([run.name for run in runs], [found.name for found in reproductions]) == ([], ["images"])
-    runs, reproductions = find([str(tmp_path / "quick-clean" / "cells")])
+    runs, reproductions, _ = find([str(tmp_path / "quick-clean" / "cells")])
     assert ([run.name for run in runs], reproductions) == (["vae-s0"], [])
 
 

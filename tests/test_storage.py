@@ -19,13 +19,13 @@ import yaml
 import mcvae
 from mcvae.cli import main
 from mcvae.data.files import _unpack
-from mcvae.report.compare import collect
+from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from mcvae.runs.discovery import find
+from mcvae.runs.plain import RunError
+from mcvae.runs.storage import RunFolder
 from mcvae.training.callbacks import AtomicCheckpoints
-from mcvae.training.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
-from mcvae.training.evaluation import evaluate_run
-from mcvae.training.files import RunError
+from mcvae.training.evaluate_run import evaluate_run
 from mcvae.training.run import train
-from mcvae.training.storage import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
 
@@ -139,11 +139,11 @@ def test_a_run_at_a_url_is_trained_resumed_evaluated_and_compared(straight, tmp_
     options = {"num_steps": 2, "num_samples": 2, "limit": 20, "simulated": 0}
     summary = evaluate_run(place, **options)
     expected = evaluate_run(straight, **options)
-    assert summary["nll"] == expected["nll"]
-    assert json.loads(system.cat("/bucket/run/result.json"))["evaluation"]["nll"] == summary["nll"]
+    assert summary.nll == expected.nll
+    assert json.loads(system.cat("/bucket/run/result.json"))["evaluation"]["nll"] == summary.nll
     assert not system.glob("/bucket/run/evaluation*.partial")
     assert mcvae.load(place).state_dict().keys() == mcvae.load(straight).state_dict().keys()
-    assert [result["name"] for result in collect(["memory://bucket"])] == [place]
+    assert [run.place for run in find(["memory://bucket"]).runs] == [place]
     assert main(["sample", place, "--number", "4"]) == 0
     assert system.exists("/bucket/run/pictures/drawn.png")
     with pytest.raises(RunError, match="memory://bucket/run holds a run already"):
@@ -246,7 +246,7 @@ def test_a_hostile_run_folder_writes_nowhere_else(straight, tmp_path, monkeypatc
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"folder": str(outside), "pictures": ["../../x.png"]}))
     evaluate_run(run, **options)
-    assert collect([str(run)])[0]["folder"] == str(run)
+    assert find([str(run)]).runs[0].folder == run
     config["data"]["name"] = "mnist"
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(Exception, match="which is not there, and download is off"):

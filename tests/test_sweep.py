@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from mcvae.records import Record, read_records
-from mcvae.sweep import Cell, SweepError, look, run_cells
+from mcvae.experiments.cells import Cell, SweepError, look, run_cells
+from mcvae.runs.plain import RunError
+from mcvae.runs.records import Record, read_records
 
 HERE = "sweep_tasks"
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -70,7 +71,7 @@ def test_a_cell_cannot_leave_its_folder(tmp_path, name):
 
 def test_a_cell_that_somebody_else_is_doing_is_left_to_them(tmp_path):
     code = (
-        "from pathlib import Path; from mcvae.sweep import Cell, run_cells; "
+        "from pathlib import Path; from mcvae.experiments.cells import Cell, run_cells; "
         f"run_cells(Path({str(tmp_path)!r}), [Cell('a', '{HERE}:hold', {{}})])"
     )
     other = subprocess.Popen([sys.executable, "-c", code], env=ENVIRONMENT)
@@ -95,7 +96,7 @@ def test_a_killed_worker_is_replaced_and_its_cell_done_again(tmp_path):
 
 def test_workers_do_not_outlive_a_killed_driver(tmp_path):
     code = (
-        "from pathlib import Path; from mcvae.sweep import Cell, run_cells\n"
+        "from pathlib import Path; from mcvae.experiments.cells import Cell, run_cells\n"
         f"if __name__ == '__main__': run_cells(Path({str(tmp_path)!r}), "
         f"[Cell('a', '{HERE}:hold', {{}})], workers=1)"
     )
@@ -114,12 +115,12 @@ def test_damaged_records_are_named(tmp_path):
     run_cells(tmp_path, [cell("a", value=1.0)])
     path = tmp_path / "a" / "records.csv"
     path.write_text("nonsense\n1\n")
-    with pytest.raises(ValueError, match="is not a table of records"):
+    with pytest.raises(RunError, match="is not a table of records"):
         read_records(path)
 
 
 def test_records_survive_a_file(tmp_path):
-    from mcvae.records import write_records
+    from mcvae.runs.records import write_records
 
     records = [Record("e", "d", "m", "nll", 1.5, 3, 10, 0.1, 2.0, None, "paper", 1e6, None)]
     write_records(tmp_path / "records.csv", records)

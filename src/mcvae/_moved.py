@@ -14,7 +14,22 @@ _TO_CORE = (
     "annealing bounds bridge diagnostics estimator evidence kernels operators paths proposals randomness recipes "
     "schedules scores step_sizes tuning"
 )
-MOVED = {f"mcvae.{name}": f"mcvae.core.{name}" for name in _TO_CORE.split()}
+MOVED = {f"mcvae.{name}": f"mcvae.core.{name}" for name in _TO_CORE.split()} | {
+    "mcvae.records": "mcvae.runs.records",
+    "mcvae.sweep": "mcvae.experiments.cells",
+    "mcvae.experiments.images": "mcvae.experiments.image_tables",
+    "mcvae.experiments.ppca": "mcvae.experiments.ppca_gradients",
+    "mcvae.experiments.reproduce": "mcvae.experiments.reproduction",
+    "mcvae.report.compare": "mcvae.report.comparison",
+    "mcvae.report.read": "mcvae.runs.discovery",
+    "mcvae.report.records": "mcvae.report.reproductions",
+    "mcvae.training.config": "mcvae.runs.config",
+    "mcvae.training.demo": "mcvae.experiments.demonstration",
+    "mcvae.training.evaluation": "mcvae.training.evaluate_run",
+    "mcvae.training.files": "mcvae.training.loading",
+    "mcvae.training.methods": "mcvae.runs.method",
+    "mcvae.training.storage": "mcvae.runs.storage",
+}
 """Old module path to new one."""
 
 RENAMED = {"none": "no_control_variate", "Fixed": "FixedStepSizes", "Learned": "LearnedStepSizes"}

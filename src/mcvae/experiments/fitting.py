@@ -1,4 +1,4 @@
-"""What the toy experiments share: methods by name, networks for the ring, and a plain training loop."""
+"""What the toy experiments share: methods, networks for the ring, and a plain training loop."""
 
 import time
 from collections.abc import Callable
@@ -8,26 +8,21 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from mcvae.allocator import keep_memory
-from mcvae.core import recipes
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.randomness import seeded_generator
 from mcvae.models import FlowEncoder, GaussianEncoder, LatentVariableModel
 from mcvae.models.networks import mlp
+from mcvae.runs.method import MethodConfig, method_named
 
-__all__ = ["TOY_METHODS", "encoder", "evaluations_per_datum", "fit"]
+__all__ = ["TOY_METHODS", "encoder", "evaluations_per_datum", "fit", "toy_objective"]
 
-TOY_METHODS: dict[str, Callable[[int, int], AnnealedEstimator]] = {
-    "vae": lambda num_steps, latent_dim: recipes.vae(),
-    "iwae": lambda num_steps, latent_dim: recipes.iwae(10),
-    "realnvp": lambda num_steps, latent_dim: recipes.vae(),
-    "a-mcvae": lambda num_steps, latent_dim: recipes.a_mcvae(num_steps, latent_dim),
-    "l-mcvae": lambda num_steps, latent_dim: recipes.l_mcvae(num_steps, latent_dim),
-    "mcd": lambda num_steps, latent_dim: recipes.mcd(num_steps, latent_dim, context_dim=1),
-    "cmcd": lambda num_steps, latent_dim: recipes.cmcd(num_steps, latent_dim, context_dim=1),
-    "ldvi": lambda num_steps, latent_dim: recipes.ldvi(num_steps, latent_dim, context_dim=1),
-    "cmcd-ud": lambda num_steps, latent_dim: recipes.cmcd_ud(num_steps, latent_dim, context_dim=1),
-}
-"""`(K, D) -> estimator` for scalar data, in the order of Figure 1, then the successors."""
+TOY_METHODS = ("vae", "iwae", "realnvp", "a-mcvae", "l-mcvae", "mcd", "cmcd", "ldvi", "cmcd-ud")
+"""In the order of Figure 1, then the successors."""
+
+
+def toy_objective(method: str, num_steps: int, latent_dim: int) -> AnnealedEstimator:
+    """The estimator of a method for scalar data, with K steps if it anneals."""
+    return method_named(method).build(MethodConfig(method, num_steps), latent_dim, context_dim=1)
 
 
 def encoder(method: str, latent_dim: int, data: Tensor, hidden: int = 64) -> Callable[[Tensor], Distribution]:

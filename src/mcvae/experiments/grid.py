@@ -2,16 +2,29 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import product
 from typing import Any
 
-from mcvae.experiments.images import method_config, run as _task
-from mcvae.sweep import Cell
-from mcvae.training.config import DataConfig, RunConfig, TrainConfig, check
-from mcvae.training.files import parse_config
+from mcvae.data import DATASETS
+from mcvae.experiments.cells import Cell
+from mcvae.runs.config import (
+    DataConfig,
+    EvaluationSettings,
+    RunConfig,
+    TrainConfig,
+    check,
+    check_name,
+    parse_config,
+)
+from mcvae.runs.method import parse_key
+from mcvae.runs.plain import RunError, checked
+from mcvae.training.options import check_trainer
 
-__all__ = ["grid"]
+__all__ = ["evaluation_settings", "grid"]
+
+_TASK = "mcvae.experiments.image_tables:run"  # by name, since it imports torch
+_OF_THE_GRID = ("run.folder", "run.seed", "data.name", "method.name")
 
 
 def grid(
@@ -26,11 +39,11 @@ def grid(
 
     Args:
         data: data sets.
-        methods: names that `method_config` knows.
+        methods: keys, such as l-mcvae-sigmoid-k5.
         seeds: how many.
         settings: of every run, by dotted name, such as `{"run.epochs": 20}`.
         variations: lists of values by dotted name; every combination becomes cells.
-        evaluation: arguments of `evaluate_run`.
+        evaluation: fields of `EvaluationSettings`.
 
     >>> cells = grid(["digits"], ["vae"], 2, {"run.epochs": 3}, {"optimizer.learning_rate": [0.001, 0.01]}, {})
     >>> [cell.name for cell in cells][:2]
@@ -38,16 +51,24 @@ def grid(
     """
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}.")
+    for what, given in (("data", data), ("methods", methods), *variations.items()):
+        if not isinstance(given, list | tuple) or not given or len(set(map(str, given))) < len(given):
+            raise ValueError(f"{what} must be a list of different values, got {given!r}.")
+    for name in data:
+        check_name("data set", name, DATASETS)
+    evaluation_settings(evaluation)
     found = []
     for dataset, method, values in product(data, methods, product(*variations.values())):
         varied = dict(zip(variations, values, strict=True))
         words = [f"{key.rpartition('.')[2]}={_plain(value)}" for key, value in varied.items()]
         for seed in range(seeds):
-            config = TrainConfig(DataConfig(dataset), method=method_config(method), run=RunConfig(seed=seed))
+            config = TrainConfig(DataConfig(dataset), method=parse_key(method), run=RunConfig(seed=seed))
             content = asdict(config)
             for key, value in {**settings, **varied}.items():
                 _set(content, key, value)
-            check(parse_config(content))
+            parsed = parse_config(content)
+            check(parsed)
+            check_trainer(parsed.trainer)
             described = {
                 "config": content,
                 "evaluation": dict(evaluation),
@@ -55,7 +76,7 @@ def grid(
                 "protocol": "clean",
             }
             name = "-".join([dataset, method, *words, f"s{seed}"])
-            found.append(Cell(name, f"{_task.__module__}:{_task.__name__}", described))
+            found.append(Cell(name, _TASK, described, ("evaluation",)))
     return found
 
 
@@ -65,11 +86,35 @@ def _plain(value: Any) -> str:
 
 
 def _set(content: dict[str, Any], key: str, value: Any) -> None:
-    if key in ("run.folder", "run.seed", "data.name", "method.name"):
+    if key in _OF_THE_GRID:
         raise ValueError(f"{key} is decided by the grid; leave it out of the settings.")
-    *path, last = key.split(".")
+    *path, last = str(key).split(".")
+    if not path and last != "trainer":
+        check_name("setting", key, _dotted(content))
     for part in path:
         content = content.get(part, {}) if isinstance(content, dict) else {}
     if not isinstance(content, dict) or last not in content:
-        raise ValueError(f"unknown setting {key!r}; settings are named as in config.yaml, such as run.epochs.")
+        check_name("setting", key, _dotted(asdict(TrainConfig())))
+        raise ValueError(f"the setting {key} has parts; give one of them, such as {key}.name.")
     content[last] = value
+
+
+def _dotted(content: dict[str, Any]) -> list[str]:
+    """The names of settings, without those of the grid."""
+    parts = {part: names for part, names in content.items() if isinstance(names, dict) and part != "trainer"}
+    return [*(f"{part}.{name}" for part, names in parts.items() for name in names), "trainer"]
+
+
+def evaluation_settings(content: Mapping[str, Any]) -> EvaluationSettings:
+    """Settings of evaluations from plain data; a ValueError names what does not fit."""
+    for name in content:
+        check_name("evaluation setting", name, [field.name for field in fields(EvaluationSettings)])
+    for name in ("epoch", "split"):
+        if name in content:
+            raise ValueError(f"{name} is decided by the grid; leave it out of the evaluation.")
+    try:
+        found = checked(EvaluationSettings, dict(content), "--evaluation")
+    except RunError as error:
+        raise ValueError(str(error)) from None
+    found.check()
+    return found

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mcvae.core.randomness import seeded_generator
-from mcvae.experiments.fitting import TOY_METHODS, encoder, evaluations_per_datum, fit
+from mcvae.experiments.cells import Cell
+from mcvae.experiments.fitting import TOY_METHODS, encoder, evaluations_per_datum, fit, toy_objective
 from mcvae.models import LatentVariableModel, Ring
-from mcvae.records import Record
-from mcvae.sweep import Cell
+from mcvae.runs.records import Record
 
 __all__ = ["cells", "maximum_likelihood", "run"]
 
@@ -52,7 +52,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     else:
         torch.manual_seed(seed)
         model = LatentVariableModel(encoder(method, latent_dim, data), ring)
-        objective = TOY_METHODS[method](settings["num_steps"], latent_dim)
+        objective = toy_objective(method, settings["num_steps"], latent_dim)
         updates = settings["num_updates"]
         seconds = round(fit(model, objective, data, num_updates=updates, learning_rate=5e-3, seed=seed), 2)
         evaluations = updates * 100 * evaluations_per_datum(objective)

@@ -9,10 +9,10 @@ import torch
 from torch import Generator, Tensor
 
 from mcvae.core.randomness import seeded_generator
-from mcvae.experiments.fitting import TOY_METHODS, encoder, evaluations_per_datum, fit
+from mcvae.experiments.cells import Cell
+from mcvae.experiments.fitting import TOY_METHODS, encoder, evaluations_per_datum, fit, toy_objective
 from mcvae.models import LatentVariableModel, Ring
-from mcvae.records import Record
-from mcvae.sweep import Cell
+from mcvae.runs.records import Record
 
 __all__ = ["cells", "energy_distance", "posterior_samples", "ring", "run"]
 
@@ -49,7 +49,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     data, _ = decoder.simulate(settings["num_data"], generator=seeded_generator("ring", seed))
     torch.manual_seed(seed)
     model = LatentVariableModel(encoder(method, 2, data), decoder)
-    objective = TOY_METHODS[method](settings["num_steps"], 2)
+    objective = toy_objective(method, settings["num_steps"], 2)
     seconds = fit(model, objective, data, num_updates=settings["num_updates"], seed=seed)
     objective.num_samples, generator = 10, seeded_generator("draws", seed)
     x = torch.tensor([[OBSERVATION]])
@@ -64,7 +64,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
             chosen.append(z[index, torch.arange(2000)])
             gaps.append((decoder.log_evidence(x) - estimate.bound).mean())
     numpy.save(folder / "samples.npy", torch.cat(single)[:4000].numpy())
-    draws = settings["num_updates"] * 100 * evaluations_per_datum(TOY_METHODS[method](settings["num_steps"], 2))
+    draws = settings["num_updates"] * 100 * evaluations_per_datum(toy_objective(method, settings["num_steps"], 2))
 
     def record(metric: str, values: Tensor) -> Record:
         error = values.std() / math.sqrt(batches)

@@ -10,21 +10,12 @@ import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mcvae.records import Record, Summary, summarise
-from mcvae.report.tables import LABELS, method_label
+from mcvae.report.tables import LABELS
+from mcvae.runs.method import label_of, method_named
+from mcvae.runs.records import Record, Summary, summarise
 
 __all__ = ["FIGURES", "draw"]
 
-COLOURS = {
-    "vae": "#000000",
-    "iwae": "#E69F00",
-    "realnvp": "#009E73",
-    "l-mcvae": "#0072B2",
-    "a-mcvae": "#D55E00",
-    "mle": "#999999",
-}
-"""By method: those of Okabe and Ito."""
-_MARKERS = {"vae": "s", "iwae": "^", "realnvp": "D", "l-mcvae": "o", "a-mcvae": "v", "mle": "x"}
 _STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -52,13 +43,9 @@ def draw(experiment: str, title: str, records: Sequence[Record], arrays: Arrays,
     return paths
 
 
-def _base(method: str) -> str:
-    return next((base for base in COLOURS if method == base or method.startswith(base + "-")), "vae")
-
-
-def _look(method: str) -> dict[str, Any]:
-    base = _base(method)
-    return {"color": COLOURS[base], "marker": _MARKERS[base], "markersize": 4, "label": method_label(method)}
+def _look(key: str) -> dict[str, Any]:
+    method = method_named(key)
+    return {"color": method.colour, "marker": method.marker, "markersize": 4, "label": label_of(key)}
 
 
 def _error(summary: Summary) -> float:
@@ -78,10 +65,15 @@ def _posterior(found: list[Summary], arrays: Arrays) -> Figure:
         axis.contour(density, levels=3, extent=(-4, 4, -4, 4), colors="#999999", linewidths=0.6)
         if method in arrays:
             axis.scatter(
-                *arrays[method][:1500].T, s=2, alpha=0.35, color=COLOURS[method], linewidths=0, rasterized=True
+                *arrays[method][:1500].T,
+                s=2,
+                alpha=0.35,
+                color=method_named(method).colour,
+                linewidths=0,
+                rasterized=True,
             )
             summary = distances[method]
-            axis.set_title(f"{method_label(method)}: {summary.mean:.4f} ± {_error(summary):.4f}")
+            axis.set_title(f"{label_of(method)}: {summary.mean:.4f} ± {_error(summary):.4f}")
     for axis in figure.axes:
         axis.set(xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
         axis.grid(visible=False)
@@ -122,14 +114,14 @@ def _boxes(found: list[Summary], arrays: Arrays) -> Figure:
             flierprops={"markersize": 2},
         )
         for box, method in zip(boxes["boxes"], methods, strict=True):
-            box.set(facecolor=COLOURS[_base(method)], alpha=0.5)
+            box.set(facecolor=method_named(method).colour, alpha=0.5)
         for median in boxes["medians"]:
             median.set_color("black")
         axis.axhline(0, color="#666666", lw=0.8)
     rows[0].set_ylabel("$\\log\\hat p_\\theta(x) - \\log p_\\theta(x)$, nats per datum")
     rows[1].set_ylabel("error of the derivative along\nthe scale of $\\theta_1$, nats")
     rows[1].set_yscale("symlog", linthresh=10)
-    rows[1].set_xticks(range(1, len(methods) + 1), [_stacked(method_label(m)) for m in methods], fontsize=7)
+    rows[1].set_xticks(range(1, len(methods) + 1), [_stacked(label_of(m)) for m in methods], fontsize=7)
     size = len(arrays[f"{methods[0]}/log_evidence_error"])
     figure.supxlabel(
         f"boxes: quartiles of {size} replicates of a batch of 100; the lower axis is logarithmic beyond ±10", fontsize=8
@@ -161,7 +153,7 @@ def _scores(found: list[Summary], arrays: Arrays) -> Figure:
                     if s.paper is not None:
                         axis.plot(s.paper, height, "o", mfc="none", mec="#666666", ms=8)
         axis.set(title=f"{LABELS[metric]}, {epoch} epochs", xlabel="nats, less is better")
-        axis.set_yticks(range(len(methods)), [method_label(m) for m in methods])
+        axis.set_yticks(range(len(methods)), [label_of(m) for m in methods])
     figure.supxlabel("filled: ours, ± deviation over seeds or standard error; open circles: the paper", fontsize=8)
     return figure
 
@@ -181,7 +173,7 @@ def _against_k(found: list[Summary], arrays: Arrays) -> Figure:
         )
         for s in chosen:
             if not s.method.startswith("l-mcvae"):
-                axis.axhline(s.mean, ls="--", color=COLOURS[_base(s.method)], label=method_label(s.method))
+                axis.axhline(s.mean, ls="--", color=method_named(s.method).colour, label=label_of(s.method))
         axis.set(
             xscale="log", xlabel="Langevin steps K", ylabel=f"{LABELS[metric]}, nats", title=f"after {last} epochs"
         )

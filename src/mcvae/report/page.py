@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 import shlex
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -13,10 +12,11 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mcvae.report.compare import answers, certificate, describe, kind, rows
+from mcvae.report.comparison import answers, certificate, groups, kind, rows
 from mcvae.report.panels import panels
-from mcvae.report.read import Reproduction, Run, find
-from mcvae.report.records import record_answers, record_charts, record_rows
+from mcvae.report.reproductions import record_answers, record_charts, record_rows
+from mcvae.runs.discovery import Found, Reproduction, Run, find
+from mcvae.runs.plain import RunError, write_atomically
 
 __all__ = ["render", "write_page"]
 
@@ -31,37 +31,39 @@ _PICTURES = {
 }
 
 
-def write_page(paths: list[str], out: str | Path) -> Path:
+def write_page(paths: list[str], out: str | Path, found: Found | None = None) -> Path:
     """Write the page and return where it is; a reader sees the old page or the new one.
 
     Args:
         paths: run folders, reproduction folders, or folders of them.
         out: the HTML file; its folder is created if need be.
+        found: what is at these paths, if it is known already.
     """
     out = Path(out)
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; give a file, such as {out / 'report.html'}.")
-    text = render(*find(paths), command=shlex.join(["mcvae", "report", *paths, "--out", str(out)]))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    found = found or find(paths)
+    if not found.runs and not found.reproductions:
+        raise RunError(f"nothing here can be read: {' '.join(found.left_out)}")
+    text = render(found, command=shlex.join(["mcvae", "report", *paths, "--out", str(out)]))
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--out {out} cannot be written: {error.strerror}.") from None
+    write_atomically(out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return out
 
 
-def render(runs: list[Run], reproductions: list[Reproduction], *, command: str = "mcvae report") -> str:
+def render(found: Found, *, command: str = "mcvae report") -> str:
     """The page as HTML."""
-    results = [run.result | {"folder": str(run.folder), "name": run.name} for run in runs]
-    columns, body = rows(results)
-    order = {row[0].text: index for index, row in enumerate(body)}
-    runs = sorted(runs, key=lambda run: order[run.name])
+    reproductions, tried = found.reproductions, groups(found.runs)
+    columns, body = rows(tried)
+    counted = [run for group in tried for run in group.runs]
+    runs = counted + [run for run in found.runs if not any(run is other for other in counted)]
     style = {run.name: index for index, run in enumerate(runs)}
     kinds = dict[tuple[str, ...], list[Run]]()
     for run in runs:
-        kinds.setdefault(kind(run.result), []).append(run)
+        kinds.setdefault(kind(run), []).append(run)
     css, script = (Markup((HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -75,13 +77,13 @@ def render(runs: list[Run], reproductions: list[Reproduction], *, command: str =
         version=version("mcvae"),
         command=command,
         digest=_digest(runs, reproductions),
-        answers=answers(results) + [a for found in reproductions for a in record_answers(found.name, found.records)],
+        answers=answers(tried) + [a for each in reproductions for a in record_answers(each.name, each.records)],
+        left_out=found.left_out,
         columns=columns,
-        rows=body,
-        style=style,
+        rows=[(style[group.runs[0].name], row) for group, row in zip(tried, body, strict=True)],
         groups=[panels(label, members, style) for label, members in kinds.items()],
         pictures=_pictures(runs),
-        reproductions=[_reproduction(found) for found in reproductions],
+        reproductions=[_reproduction(each) for each in reproductions],
         runs=[_describe_run(run) for run in runs],
     )
 
@@ -115,25 +117,20 @@ def _pictures(runs: list[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _describe_run(run: Run) -> dict[str, Any]:
     """Everything needed to repeat a run, and what its evaluation says of itself."""
-    words = f"Trained for {len(run.metrics)} of {run.result.get('epochs', 'unknown')} epochs."
-    words += "" if run.finished else " Not finished."
+    words = f"Trained for {len(run.metrics)} of {run.result.epochs} epochs."
+    words += "" if run.state == "trained" else f" Not finished: {run.state}. {run.result.reason}"
     return {
         "name": run.name,
-        "method": describe(run.result),
+        "method": run.key,
         "words": words,
-        "certificate": _certificate(run),
-        "versions": run.result.get("versions", {}),
+        "certificate": certificate(run.name, run.evaluation) if run.evaluation else _next(run),
+        "versions": run.result.versions,
         "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else "",
     }
 
 
-def _certificate(run: Run) -> str:
-    if not run.evaluation:
-        return f"Not evaluated. Next: mcvae evaluate {run.folder}"
-    try:
-        return certificate(run.name, run.evaluation)
-    except (KeyError, TypeError):  # a model that diverged has no such numbers
-        return f"The evaluation is not complete: {run.evaluation.get('verdict', 'it has no verdict')}"
+def _next(run: Run) -> str:
+    return f"Not evaluated. Next: mcvae evaluate {shlex.quote(run.place)}"
 
 
 def _reproduction(found: Reproduction) -> dict[str, Any]:

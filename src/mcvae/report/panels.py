@@ -1,14 +1,13 @@
 """Charts of runs: training, transitions, K, cost and weights."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from mcvae.report.charts import Chart, Series, chart
-from mcvae.report.compare import ANNEALED, describe, evaluations
-from mcvae.report.read import Row, Run, number, numbers
+from mcvae.runs.discovery import Run
+from mcvae.runs.plain import Row, number, numbers
 
 __all__ = ["panels"]
 
@@ -17,7 +16,7 @@ def panels(label: tuple[str, ...], runs: list[Run], style: dict[str, int]) -> di
     """Charts of the runs on one kind of data, which can share axes."""
     return {
         "name": f"{label[0]} ({', '.join(part for part in label[1:] if part != 'None')})".replace(" ()", ""),
-        "legend": [(style[run.name], run.name, describe(run.result)) for run in runs],
+        "legend": [(style[run.name], run.name, run.key) for run in runs],
         "curves": _curves(runs, style),
         "transitions": [(run.name, found) for run in runs if (found := _transitions(run))],
         "steps": _against_steps(runs),
@@ -86,15 +85,15 @@ def _against_steps(runs: list[Run]) -> list[Chart]:
     lines = dict[str, list[Run]]()
     for run in runs:
         if run.evaluation:
-            lines.setdefault(re.sub(r" K=\d+", "", describe(run.result)), []).append(run)
-    if not any(len({run.result["num_steps"] for run in line}) > 1 for line in lines.values() if _annealed(line[0])):
+            lines.setdefault(run.key.replace(f"-k{run.num_steps}", ""), []).append(run)
+    if not any(len({run.num_steps for run in line}) > 1 for line in lines.values()):
         return []
     charts = []
     for key, title in (("bound", "Held-out bound by K"), ("nll", "Held-out NLL by K")):
         series = []
         for index, (name, line) in enumerate(lines.items()):
-            ordered = sorted(line, key=_steps)
-            x = [float(_steps(run)) for run in ordered]
+            ordered = sorted(line, key=lambda run: run.num_steps)
+            x = [float(run.num_steps) for run in ordered]
             series.append(Series(name, index, x, *_values(ordered, key)))
         charts.append(chart(title, "K", f"{key.replace('nll', 'NLL')}, nats", series))
     return _present(charts)
@@ -102,17 +101,8 @@ def _against_steps(runs: list[Run]) -> list[Chart]:
 
 def _values(runs: list[Run], key: str) -> tuple[list[float], list[float]]:
     """A figure of evaluations, and its standard errors; NaN where unknown."""
-    measured = [run.evaluation or {} for run in runs]
-    values, errors = ([number(m.get(name)) for m in measured] for name in (key, f"{key}_se"))
+    values, errors = ([number(getattr(run.evaluation, n, None)) for run in runs] for n in (key, f"{key}_se"))
     return [math.nan if v is None else v for v in values], [math.nan if e is None else e for e in errors]
-
-
-def _annealed(run: Run) -> bool:
-    return run.result["method"] in ANNEALED
-
-
-def _steps(run: Run) -> int:
-    return int(run.result["num_steps"]) if _annealed(run) else 0
 
 
 def _against_cost(runs: list[Run], style: dict[str, int]) -> list[Chart]:
@@ -120,7 +110,7 @@ def _against_cost(runs: list[Run], style: dict[str, int]) -> list[Chart]:
     if len(runs) < 2:
         return []
     costs: dict[str, Callable[[Run, Row], float | None]] = {
-        "evaluations per image": lambda run, row: (_epoch(row) or 0.0) * evaluations(run.result) or None,
+        "evaluations per image": lambda run, row: (_epoch(row) or 0.0) * run.cost or None,
         "seconds": lambda run, row: number(row.get("seconds")) or None,
     }
     charts = list[Chart | None]()
@@ -145,13 +135,12 @@ def _weights(runs: list[Run], style: dict[str, int]) -> list[Chart]:
     """Histograms: log weights of all chains, effective sample size and k̂ of all images."""
     weights, sizes, shapes = list[Series](), list[Series](), list[Series]()
     for run in runs:
-        measured = run.evaluation or {}
-        if found := measured.get("weights"):
-            middle = [(a + b) / 2 for a, b in zip(found["edges"], found["edges"][1:], strict=False)]
-            total = sum(found["counts"]) or 1
-            weights.append(Series(run.name, style[run.name], middle, [100 * n / total for n in found["counts"]]))
+        if run.evaluation is not None and (found := run.evaluation.weights):
+            middle = [(a + b) / 2 for a, b in zip(found.edges, found.edges[1:], strict=False)]
+            total = sum(found.counts) or 1
+            weights.append(Series(run.name, style[run.name], middle, [100 * n / total for n in found.counts]))
         for column, unit, low, high, to in (
-            ("ess", number(measured.get("num_samples")) or 1.0, 0.0, 1.0, sizes),
+            ("ess", number(getattr(run.evaluation, "num_samples", None)) or 1.0, 0.0, 1.0, sizes),
             ("pareto_k", 1, -0.5, 1.5, shapes),
         ):
             known = [value / unit for row in run.images if (value := number(row.get(column))) is not None]

@@ -1,21 +1,21 @@
 """From a reproduction's records to its table and figure."""
 
-import json
 from pathlib import Path
 
 import numpy
 from rich.console import Console
 
-from mcvae.records import read_records
 from mcvae.report.figures import draw
 from mcvae.report.tables import latex, markdown, table, terminal
+from mcvae.runs.plain import read_json
+from mcvae.runs.records import read_records
 
 __all__ = ["present"]
 
 
 def present(folder: Path) -> list[Path]:
     """Write `table.md`, `table.tex`, `figure.png` and `figure.svg` of a reproduction, and print the table."""
-    provenance = json.loads((folder / "provenance.json").read_text())
+    provenance = read_json(folder / "provenance.json")
     records = read_records(folder / "records.csv")
     path = folder / "arrays.npz"
     arrays = dict(numpy.load(path)) if path.exists() else {}

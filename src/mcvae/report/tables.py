@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from rich.table import Table as RichTable
 
-from mcvae.records import Record, Summary, summarise
+from mcvae.runs.method import label_of
+from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["LABELS", "Table", "latex", "markdown", "method_label", "table", "terminal"]
+__all__ = ["LABELS", "Table", "latex", "markdown", "table", "terminal"]
 
 LABELS = {
     "negative_elbo": "−ELBO",
@@ -28,9 +29,6 @@ LABELS = {
 }
 """Metrics in words."""
 
-_BASES = {"vae": "VAE", "iwae": "IWAE", "realnvp": "VAE with RealNVP", "mle": "exact maximum likelihood"}
-_WORDS = {"cv": "control variate", "learned": "learned", "sigmoid": "sigmoidal", "linear": "fixed"}
-
 
 class Table(NamedTuple):
     """A table as text."""
@@ -39,31 +37,6 @@ class Table(NamedTuple):
     header: list[str]
     rows: list[list[str]]
     notes: list[str]
-
-
-def method_label(key: str) -> str:
-    """A method's key in the paper's words.
-
-    >>> method_label("l-mcvae-sigmoid-k5"), method_label("iwae-10"), method_label("a-mcvae-k5-n5-cv")
-    ('L-MCVAE sigmoidal, K = 5', 'IWAE, K = 10', 'A-MCVAE, K = 5, 5 samples, control variate')
-    """
-    for base in ("l-mcvae", "a-mcvae"):
-        if key == base or key.startswith(base + "-"):
-            words, schedule = [base.upper()], ""
-            for part in key.removeprefix(base).strip("-").split("-"):
-                if part[:1] == "k" and part[1:].isdigit():
-                    words.append(f"K = {part[1:]}")
-                elif part[:1] == "n" and part[1:].isdigit():
-                    words.append(f"{part[1:]} samples")
-                elif part in ("linear", "sigmoid", "learned") and len(words) == 1:
-                    schedule = " " + _WORDS[part]
-                elif part == "learned":
-                    words.append("learned backward kernels")
-                elif part:
-                    words.append(_WORDS.get(part, part))
-            return ", ".join([words[0] + schedule, *words[1:]])
-    base, _, number = key.partition("-")
-    return _BASES.get(base, base) + (f", K = {number}" if number else "")
 
 
 def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Table:
@@ -84,7 +57,7 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
     costly = any(s.evaluations is not None for s in found)
     rows = []
     for method in methods:
-        row = [method_label(method)]
+        row = [label_of(method)]
         for column in columns:
             summary = cells.get((method, column))
             row += [_ours(summary), *([_paper(summary)] if column in with_paper else [])]

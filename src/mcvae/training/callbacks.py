@@ -1,6 +1,5 @@
 """What a run leaves behind while it trains: checkpoints, `metrics.csv`, pictures."""
 
-import csv
 import io
 import os
 import sys
@@ -20,10 +19,10 @@ from torch import Tensor
 from mcvae.core.randomness import draw, seeded_generator
 from mcvae.evaluation import Protocol, evaluate
 from mcvae.models import LatentVariableModel
-from mcvae.training.files import RunError, write_atomically
+from mcvae.runs.plain import RunError, write_atomically, write_rows
+from mcvae.runs.storage import RunFolder
 from mcvae.training.module import VariationalTraining
 from mcvae.training.pictures import save_grid
-from mcvae.training.storage import RunFolder
 
 __all__ = [
     "AtomicCheckpoints",
@@ -88,6 +87,11 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
+def whole_epoch(trainer: Trainer) -> bool:
+    """Whether the epoch that ends has seen all of its batches; --trainer.max_steps can end training before."""
+    return trainer.fit_loop.epoch_loop.batch_progress.current.ready >= trainer.num_training_batches
+
+
 class Checkpoints(Checkpoint):
     """`last.ckpt` and `previous.ckpt` of the last two epochs, `best.ckpt` at the best validation bound."""
 
@@ -103,11 +107,13 @@ class Checkpoints(Checkpoint):
         return {"best_bound": self.best_bound}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember it."""
+        """Continue with the best bound so far."""
         self.best_bound = state_dict["best_bound"]
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save."""
+        """Save, unless the epoch was cut short: a run continues from whole ones."""
+        if not whole_epoch(trainer):
+            return
         bound = trainer.callback_metrics.get("val_bound")
         if bound is not None and float(bound) > self.best_bound:
             self.best_bound = float(bound)
@@ -165,7 +171,7 @@ class HeldOutLikelihood(Callback):
 
 
 class Metrics(Checkpoint):
-    """One row of `metrics.csv`, and outside a terminal one line on the screen, per epoch."""
+    """One row of `metrics.csv` per whole epoch; outside a terminal, one line on the screen, too."""
 
     columns = (  # acceptances and step_sizes: of every transition, separated by spaces
         "epoch",
@@ -178,53 +184,65 @@ class Metrics(Checkpoint):
         "step_sizes",
         "learning_rate",
         "skipped",
+        "images",
         "seconds",
     )
 
     def __init__(self, folder: Path, likelihood_every: int):
         super().__init__()
         self.path, self.rows = folder / "metrics.csv", list[dict[str, Any]]()
-        self.likelihood_every, self.seconds = likelihood_every, 0.0
+        self.likelihood_every, self.seconds, self.images = likelihood_every, 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must remember."""
-        return {"rows": self.rows, "seconds": self.seconds}
+        return {"rows": self.rows, "seconds": self.seconds, "images": self.images}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember it."""
+        """Continue with the rows of the epochs before."""
         self.rows, self.seconds = state_dict["rows"], state_dict["seconds"]
+        self.images = state_dict.get("images", 0)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the clock."""
-        self._start = time.perf_counter()
+        """Start the clock."""
+        self._start, self._validated = time.perf_counter(), False
+        self._learning_rate = trainer.optimizers[0].param_groups[0]["lr"]  # at the end it is that of the next epoch
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count images, those of all processes."""
+        self.images += len(batch) * trainer.world_size
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that there is a new validation bound: Lightning keeps showing the old one."""
+        self._validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the row."""
+        """Write the row, unless the epoch was cut short."""
+        if not whole_epoch(trainer):
+            return
         self.seconds += time.perf_counter() - self._start
         measured: dict[str, Any] = {name: float(value) for name, value in trainer.callback_metrics.items()}
         measured |= {
             "acceptances": _per_transition(measured, "acceptance"),
             "step_sizes": _per_transition(measured, "step_size"),
             "epoch": trainer.current_epoch + 1,
-            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "learning_rate": self._learning_rate,
             "skipped": int(cast(VariationalTraining, pl_module).skipped),
             "seconds": round(self.seconds, 3),
+            "images": self.images,
         }
+        if not self._validated:
+            measured.pop("val_bound", None)
         if not self.likelihood_every or measured["epoch"] % self.likelihood_every:
             measured.pop("val_nll", None)  # Lightning still shows that of an earlier epoch
         row = {name: measured.get(name, "") for name in self.columns}
         self.rows.append(row)
         if trainer.is_global_zero:
-            write_atomically(self.path, self._write)
+            write_rows(self.path, self.columns, self.rows)
             if not sys.stderr.isatty():
                 shown = ", ".join(f"{k} {v:.4g}" for k, v in row.items() if not isinstance(v, str) and k != "epoch")
                 print(f"epoch {row['epoch']}/{trainer.max_epochs}: {shown}", file=sys.stderr, flush=True)
-
-    def _write(self, path: Path) -> None:
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(self.rows)
 
 
 def _per_transition(measured: dict[str, Any], name: str) -> str:

@@ -13,7 +13,7 @@ from mcvae.core.bridge import NonFiniteDensityError
 from mcvae.core.estimator import AnnealedEstimator, Estimate
 from mcvae.core.randomness import seeded_generator
 from mcvae.models import LatentVariableModel
-from mcvae.training.config import OptimizerConfig
+from mcvae.runs.config import OptimizerConfig
 
 __all__ = ["DivergedError", "VariationalTraining"]
 
@@ -61,15 +61,14 @@ class VariationalTraining(LightningModule):
     skipped: Tensor
     """Steps that were not taken because loss or gradient was not finite."""
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam over everything that can be learned."""
-        return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=self.config.learning_rate)
+    def configure_optimizers(self) -> Any:
+        """Adam over everything that can be learned, its rate a function of the epoch. Override it for another."""
+        optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=self.config.learning_rate)
 
-    def on_train_epoch_start(self) -> None:
-        """Set the learning rate, a function of the epoch alone."""
-        passed = sum(self.current_epoch >= fraction * self.epochs for fraction in self.config.milestones)
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.config.learning_rate * self.config.decay**passed
+        def factor(epoch: int) -> float:
+            return self.config.decay ** sum(epoch >= fraction * self.epochs for fraction in self.config.milestones)
+
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, factor)}
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """The loss of one batch; NaN, with a NaN gradient, where the model cannot be evaluated."""

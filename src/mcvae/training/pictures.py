@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mcvae.training.files import write_atomically
+from mcvae.runs.plain import write_atomically
 
 __all__ = ["save_grid"]
 

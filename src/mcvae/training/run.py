@@ -1,23 +1,31 @@
 """A training run from configuration to result: one folder, resumable at any epoch."""
 
-import inspect
 import logging
 import platform
+import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import warnings
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
 
 import mcvae
 from mcvae.allocator import keep_memory
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.data import TRANSFORMS, Batches, Images, load_images
+from mcvae.models import LatentVariableModel
+from mcvae.runs.config import TrainConfig, check, default_folder, read_config, resolve, write_config
+from mcvae.runs.method import method_named
+from mcvae.runs.plain import RunError
+from mcvae.runs.results import RunResult, read_result, write_result
+from mcvae.runs.storage import RunFolder, check_links, hold
 from mcvae.training.callbacks import (
     AtomicCheckpoints,
     Checkpoints,
@@ -28,20 +36,9 @@ from mcvae.training.callbacks import (
     Upload,
     latest_checkpoint,
 )
-from mcvae.training.config import TrainConfig, check, default_folder, resolve
-from mcvae.training.files import (
-    RunError,
-    build,
-    read_config,
-    read_json,
-    save_model,
-    snapshot_folder,
-    write_config,
-    write_json,
-)
-from mcvae.training.methods import METHODS
-from mcvae.training.module import VariationalTraining
-from mcvae.training.storage import RunFolder, check_links
+from mcvae.training.loading import build, load_run, save_model, snapshot_folder
+from mcvae.training.module import DivergedError, VariationalTraining
+from mcvae.training.options import check_trainer
 
 __all__ = ["BatchedImages", "build_trainer", "prepare", "train"]
 
@@ -85,35 +82,74 @@ def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, 
     A configuration found in a run folder may be somebody else's: nothing is downloaded to the folder that it names.
     """
     check(config)
-    if config.method.name not in METHODS:
-        raise ValueError(f"unknown method {config.method.name!r}; known are {', '.join(METHODS)}.")
+    check_trainer(config.trainer)
     download = trusted or config.data.root is None
     images = load_images(config.data.name, config.data.root, validation=config.data.validation, download=download)
-    return resolve(config, images.shape, METHODS[config.method.name].flow), images
+    return resolve(config, images.shape), images
 
 
 def train(config: TrainConfig | None = None, *, resume: str | Path | None = None) -> Path:
-    """Train a model, or go on with an interrupted run; return the run folder, or the local copy of one at a URL.
+    """Train a model, or resume an interrupted run; return the run folder, or the local copy of one at a URL.
 
-    A finished run is not trained again. An interrupted one continues from its last complete epoch, bit for bit.
+    A finished run is not trained again; weights that it has lost are restored. An interrupted one continues from its
+    last complete epoch, bit for bit. Two processes cannot train in one folder.
 
     Args:
         config: what to train; ignored if `resume` is given.
         resume: folder of an interrupted run.
     """
-    if resume is not None:
+    if resume is None:
+        assert config is not None, "give a configuration or a run to resume"
+        config, images = prepare(config)
+        config.run.folder = config.run.folder or default_folder(config)
+        if config.trainer.get("fast_dev_run"):
+            return _try(config, images)
+        home = RunFolder(config.run.folder)
+    else:
         home = RunFolder(resume)
         check_links(home.path)
-        config = read_config(home.path)
+        config, images = prepare(read_config(home.path), trusted=False)
         if _finished(home.path):
-            print(f"{home.place} is finished: {config.run.epochs} epochs. Nothing to do.")
+            restored = _restore(home, config, images)
+            more = "Its lost weights are restored." if restored else "Nothing to do."
+            print(f"{home.place} is finished: {config.run.epochs} epochs. {more}")
             return home.path
-    assert config is not None, "give a configuration or a run to resume"
-    config, images = prepare(config, trusted=resume is None)
-    if resume is None:
-        config.run.folder = config.run.folder or default_folder(config)
-        home = RunFolder(config.run.folder)
-    folder = home.path
+    parts = _assemble(config, images, home)
+    with hold(home.path, "training", home.place) if parts.trainer.is_global_zero else nullcontext():
+        if resume is None and parts.trainer.is_global_zero:  # other processes of a distributed run come here, too
+            _create(home, config)
+        checkpoint = latest_checkpoint(home.path) if resume is not None else None
+        try:
+            _fit(parts, BatchedImages(images, config), checkpoint, home)
+        except DivergedError as error:
+            _give_up(parts, config, home, str(error))
+        except Exception:
+            if resume is None and parts.trainer.is_global_zero:
+                _discard(home)
+            raise
+        if parts.trainer.is_global_zero:
+            _conclude(parts, config, images, home)
+    return home.path
+
+
+class _Parts(NamedTuple):
+    """What a training consists of."""
+
+    trainer: Trainer
+    module: VariationalTraining
+    metrics: Metrics
+    pictures: Pictures
+
+    @property
+    def model(self) -> LatentVariableModel:
+        return self.module.model
+
+    @property
+    def objective(self) -> AnnealedEstimator:
+        return self.module.objective
+
+
+def _assemble(config: TrainConfig, images: Images, home: RunFolder) -> _Parts:
     keep_memory()
     seed_everything(config.run.seed, verbose=False)
     model, objective = build(config.model, config.method, images.shape)
@@ -127,20 +163,16 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
         memory=config.run.memory,
         compile=config.run.compile,
     )
+    folder = home.path
     metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
-    held_out = next(iter(batches(images, config, "validation")), torch.empty(0)) if len(images.validation) else None
     snapshots = Snapshots(
         config.run.snapshots,
         lambda epoch: save_model(snapshot_folder(folder, epoch), model, objective, config, images.shape),
     )
-    callbacks = [
-        pictures,
-        snapshots,
-        metrics,
-        Checkpoints(folder),
-        Upload(home),
-    ]  # a checkpoint remembers the row of its epoch
-    if held_out is not None:
+    # a checkpoint remembers the row of its epoch
+    callbacks: list[Any] = [pictures, snapshots, metrics, Checkpoints(folder), Upload(home)]
+    if len(images.validation):
+        held_out = next(iter(batches(images, config, "validation")))
         callbacks.insert(0, HeldOutLikelihood(held_out, config.run.likelihood_every, config.run.seed))
     trainer = build_trainer(config, folder, callbacks)
     if config.data.batch_size % trainer.world_size:
@@ -148,39 +180,76 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
             f"--data.batch_size counts the images of all processes and must be a multiple of their number, "
             f"{trainer.world_size}; got {config.data.batch_size}."
         )
-    if resume is None:
-        rank_zero_only(_create)(home, config)  # other processes of a distributed run come here, too
-    checkpoint = latest_checkpoint(folder) if resume is not None else None
-    _fit(trainer, module, BatchedImages(images, config), checkpoint, home.place)
-    if not trainer.is_global_zero:
-        return folder
-    reached, place = metrics.rows[-1]["epoch"] if metrics.rows else 0, home.place
-    if reached < config.run.epochs:
-        print(f"{place}: stopped after epoch {reached} of {config.run.epochs}. Continue: mcvae train --resume {place}")
-    else:
-        model.float()  # whatever --trainer.precision was
-        save_model(folder, model, objective, config, images.shape)
-        paths = pictures.draw(model)
-        write_json(folder / "result.json", _result(config, objective, metrics, paths, folder))
-        home.push()
-        print(f"{place}: trained. Next: mcvae evaluate {place}")
-    return folder
+    return _Parts(trainer, module, metrics, pictures)
+
+
+def _try(config: TrainConfig, images: Images) -> Path:
+    """Lightning's fast_dev_run: a few batches to see that everything works, of which nothing is kept."""
+    with tempfile.TemporaryDirectory(prefix="mcvae-trial-") as folder:
+        home = RunFolder(folder)
+        _fit(_assemble(config, images, home), BatchedImages(images, config), None, home)
+    print("The trial ran to its end; nothing of it is kept. Train without --trainer.fast_dev_run.")
+    return Path(config.run.folder or folder)
 
 
 def _create(home: RunFolder, config: TrainConfig) -> None:
-    folder, place = home.path, home.place
+    folder, place = home.path, shlex.quote(home.place)
     if (folder / "config.yaml").exists() or (folder / "checkpoints").exists():
         raise RunError(
-            f"{place} holds a run already. Continue it with --resume {place}, choose another --run.folder, or "
+            f"{home.place} holds a run already. Continue it with --resume {place}, choose another --run.folder, or "
             "remove it."
         )
-    folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
     home.push()
 
 
+def _discard(home: RunFolder) -> None:
+    """Remove what a run has left that failed in its first epoch, so that the corrected command can be given."""
+    if (home.path / "checkpoints").exists():
+        return
+    for name in ("config.yaml", ".training.lock"):
+        (home.path / name).unlink(missing_ok=True)
+    shutil.rmtree(home.path / "tensorboard", ignore_errors=True)
+    with suppress(OSError, RunError):
+        home.path.rmdir()  # only if nothing else is in it
+    with suppress(RunError):
+        home.push()
+
+
 def _finished(folder: Path) -> bool:
-    return (folder / "result.json").exists() and read_json(folder / "result.json").get("status") == "finished"
+    return (folder / "result.json").exists() and read_result(folder).status == "finished"
+
+
+def _restore(home: RunFolder, config: TrainConfig, images: Images) -> bool:
+    """Write lost or damaged weights of a finished run again, from its last checkpoint; False if they are sound."""
+    try:
+        load_run(home.path)
+        return False
+    except RunError as lost:
+        path = home.path / "checkpoints" / "last.ckpt"
+        if not path.exists():
+            raise RunError(f"{lost} There is no {path} to restore it from.") from None
+    checkpoint = AtomicCheckpoints().load_checkpoint(path, map_location="cpu")
+    if checkpoint["epoch"] + 1 < config.run.epochs:
+        raise RunError(f"{path} is of an earlier epoch; the weights of {home.place} cannot be restored.")
+    model, objective = build(config.model, config.method, images.shape)
+    module = VariationalTraining(model, objective, config.optimizer)
+    with hold(home.path, "training", home.place):
+        _load(module, checkpoint["state_dict"], path)
+        save_model(home.path, model, objective, config, images.shape)
+        home.push()
+    return True
+
+
+def _load(module: VariationalTraining, state: dict[str, Any], path: Path) -> None:
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(
+            f"{path} does not fit config.yaml, which may have been changed ({reason}...). Restore config.yaml, or "
+            "train again in another folder."
+        ) from None
 
 
 def _pictures(folder: Path, images: Images, config: TrainConfig) -> Pictures:
@@ -191,20 +260,11 @@ def _pictures(folder: Path, images: Images, config: TrainConfig) -> Pictures:
 
 def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer:
     """Lightning's Trainer with our defaults and the user's options."""
-    known = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
-    for name in set(config.trainer) & set(_RESERVED):
-        raise ValueError(f"--trainer.{name} is decided by mcvae: {_RESERVED[name]}.")
-    if any(word in str(config.trainer.get("strategy")) for word in ("spawn", "fork", "notebook")):
-        raise ValueError("runs need processes of their own: use --trainer.strategy ddp.")
-    unknown = set(config.trainer) - known
-    if unknown:
-        raise ValueError(
-            f"unknown trainer option {', '.join(sorted(unknown))}; Lightning knows {', '.join(sorted(known))}."
-        )
+    check_trainer(config.trainer)
+    logs = config.trainer.get("logger", True)
     options: dict[str, Any] = {
         "max_epochs": config.run.epochs,
         "log_every_n_steps": config.run.log_every,
-        "logger": TensorBoardLogger(folder, name="", version="tensorboard"),
         "enable_model_summary": False,
         "enable_progress_bar": sys.stderr.isatty(),
         "num_sanity_val_steps": 0,
@@ -212,36 +272,27 @@ def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Tr
         "reload_dataloaders_every_n_epochs": 1,
         "use_distributed_sampler": False,
         "default_root_dir": folder,
+        **config.trainer,
+        "logger": TensorBoardLogger(folder, name="", version="tensorboard") if logs else False,
     }
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     known_noise = (".*does not have many workers.*", ".*LeafSpec.*", ".*smaller than the logging interval.*")
     for noise in (*known_noise, ".*sync_dist=True.*"):  # what is logged has been pooled over processes
         warnings.filterwarnings("ignore", message=noise)
-    return Trainer(**options | config.trainer, callbacks=callbacks, plugins=[AtomicCheckpoints()])
+    try:
+        return Trainer(**options, callbacks=callbacks, plugins=[AtomicCheckpoints()])
+    except (TypeError, RuntimeError, AssertionError) as error:
+        raise ValueError(f"Lightning refuses these --trainer options: {' '.join(str(error).split())}") from error
 
 
-_RESERVED = {
-    "max_epochs": "use --run.epochs",
-    "gradient_clip_val": "use --optimizer.clip",
-    "gradient_clip_algorithm": "use --optimizer.clip, which clips the norm",
-    "log_every_n_steps": "use --run.log_every",
-    "default_root_dir": "use --run.folder",
-    "callbacks": "in Python, use mcvae.training.module.VariationalTraining with a Trainer of your own",
-    "plugins": "in Python, use mcvae.training.module.VariationalTraining with a Trainer of your own",
-    "enable_checkpointing": "checkpoints are what --resume reads",
-    "barebones": "checkpoints are what --resume reads",
-    "model_registry": "a run is kept at --run.folder only",
-    "inference_mode": "validation needs scores",
-    "reload_dataloaders_every_n_epochs": "the epoch decides the order of the data",
-    "use_distributed_sampler": "batches are shared among processes already",
-}
-
-
-def _fit(
-    trainer: Trainer, module: VariationalTraining, data: BatchedImages, checkpoint: Path | None, place: str
-) -> None:
+def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunFolder) -> None:
     """Fit; a Ctrl-C or SIGTERM leaves a run that can be resumed, and says how."""
-    interrupted = False
+    trainer, interrupted = parts.trainer, False
+    if checkpoint is not None:
+        state = AtomicCheckpoints().load_checkpoint(checkpoint, map_location="cpu")["state_dict"]
+        _load(parts.module, state, checkpoint)  # before Lightning does, which has no words for a wrong one
+        if trainer.is_global_zero:
+            (home.path / "result.json").unlink(missing_ok=True)  # of a run that diverged
 
     def interrupt(*_: Any) -> None:
         nonlocal interrupted
@@ -250,35 +301,61 @@ def _fit(
 
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint else None)
+        trainer.fit(parts.module, data, ckpt_path=str(checkpoint) if checkpoint else None)
     except (KeyboardInterrupt, SystemExit):
         interrupted = True
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
     if interrupted or trainer.state.status == "interrupted":
-        print(f"\nInterrupted. Continue with: mcvae train --resume {place}", file=sys.stderr)
+        print(f"\nInterrupted. Continue with: mcvae train --resume {shlex.quote(home.place)}", file=sys.stderr)
         raise SystemExit(130)
 
 
-def _result(
-    config: TrainConfig, objective: AnnealedEstimator, metrics: Metrics, pictures: list[Path], folder: Path
-) -> dict[str, Any]:
-    return {
-        "status": "finished",
-        "data": config.data.name,
-        "transform": config.data.transform,
-        "likelihood": config.model.likelihood,
-        "batch_size": config.data.batch_size,
-        "method": config.method.name,
-        "num_steps": config.method.num_steps,
-        "schedule": config.method.schedule,
-        "num_samples": objective.num_samples,
-        "evaluations": objective.num_samples * (objective.schedule.num_steps + 1),  # per image and optimiser step
-        "seed": config.run.seed,
-        "epochs": config.run.epochs,
-        "seconds": round(metrics.seconds, 2),
-        "last": metrics.rows[-1],
-        "pictures": [str(path.relative_to(folder)) for path in pictures],
-        "versions": {"mcvae": mcvae.__version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
+def _conclude(parts: _Parts, config: TrainConfig, images: Images, home: RunFolder) -> None:
+    """Write the result, if training has reached its end."""
+    rows, place = parts.metrics.rows, home.place
+    reached = rows[-1]["epoch"] if rows else 0
+    if reached < config.run.epochs:
+        again = f"mcvae train --resume {shlex.quote(place)}"
+        print(f"{place}: stopped after epoch {reached} of {config.run.epochs}. Continue: {again}")
+        return
+    if rows[-1]["train_bound"] == "":
+        _give_up(parts, config, home, f"no step of epoch {reached} had a finite loss and gradient: all were skipped.")
+    parts.model.float()  # whatever --trainer.precision was
+    save_model(home.path, parts.model, parts.objective, config, images.shape)
+    paths = parts.pictures.draw(parts.model)
+    write_result(home.path, _result(parts, config, pictures=[str(path.relative_to(home.path)) for path in paths]))
+    home.push()
+    print(f"{place}: trained. Next: mcvae evaluate {shlex.quote(place)}")
+
+
+def _give_up(parts: _Parts, config: TrainConfig, home: RunFolder, reason: str) -> None:
+    """Say in the folder that the run diverged, and raise the error."""
+    if parts.trainer.is_global_zero:
+        write_result(home.path, _result(parts, config, status="diverged", reason=reason))
+        with suppress(RunError):
+            home.push()
+    advice = "" if "try --" in reason else " Try --method.step_size 0.001 or --optimizer.learning_rate 0.0003."
+    raise DivergedError(f"{home.place} diverged: {reason}{advice}")
+
+
+def _result(parts: _Parts, config: TrainConfig, **more: Any) -> RunResult:
+    rows = parts.metrics.rows
+    return RunResult(
+        data=config.data.name,
+        transform=config.data.transform,
+        likelihood=config.model.likelihood,
+        batch_size=config.data.batch_size,
+        method=config.method.name,
+        num_steps=config.method.num_steps,
+        schedule=config.method.schedule or "linear",
+        num_samples=parts.objective.num_samples,
+        evaluations=method_named(config.method.name).cost(config.method),
+        seed=config.run.seed,
+        epochs=config.run.epochs,
+        seconds=round(parts.metrics.seconds, 2),
+        last=rows[-1] if rows else {},
+        versions={"mcvae": mcvae.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        **more,
+    )

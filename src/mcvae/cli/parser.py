@@ -1,0 +1,114 @@
+"""Commands and their options: each command is a dataclass of options and a function of it."""
+
+import difflib
+import sys
+from argparse import ArgumentError
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+from mcvae.runs.method import said_by
+
+__all__ = ["COMMANDS", "build_parser", "parse"]
+
+COMMANDS = ("train", "evaluate", "sample", "compare", "report", "methods", "demo", "reproduce", "sweep")
+"""Each is a module here, with a dataclass `Options` and a function `run(options)`."""
+_WITH_FILES = ("train", "sweep")
+"""Commands that read options from a YAML file, too."""
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, Callable[[Any], None], Any]:
+    """The command's name, its function and its options; a mistake ends the process with a sentence."""
+    given = list(arguments)
+    if given[:1] == ["train"]:
+        given = expand(given)
+    name = given[0] if given else ""
+    parser = build_parser([name] if name in COMMANDS else COMMANDS)
+    if name in COMMANDS:
+        _check_options(name, parser, given[1:])
+    elif name and not name.startswith("-"):
+        _refuse("mcvae", f"unknown command {name!r}; known: {', '.join(COMMANDS)}.", name, COMMANDS)
+    try:
+        parsed = parser.parse_args(given)
+        values = parser.instantiate(parsed)[parsed.command].as_dict()
+    except (UnicodeDecodeError, RecursionError, TypeError, AttributeError, ArgumentError) as error:
+        _refuse(f"mcvae {name}", f"these options cannot be read: {' '.join(str(error).split())}.")
+    module = import_module(f"mcvae.cli.{parsed.command}")
+    values.pop("config", None)
+    return f"mcvae {parsed.command}", module.run, module.Options(**values)
+
+
+def build_parser(commands: Sequence[str] = COMMANDS) -> Any:
+    """The parser of some commands, with a subparser each."""
+    from importlib.metadata import version
+
+    parser = ArgumentParser(
+        prog="mcvae", description="Monte Carlo variational auto-encoders.", version=f"mcvae {version('mcvae')}"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    subcommands = parser.add_subcommands(required=True, dest="command")
+    for name in commands:
+        module = import_module(f"mcvae.cli.{name}")
+        summary = (module.run.__doc__ or "").splitlines()[0]
+        command = ArgumentParser(description=module.run.__doc__)
+        if name in _WITH_FILES:
+            command.add_argument("--config", action="config", help="YAML file of these options")
+        unnamed = {field.name: field for field in fields(module.Options) if "positional" in field.metadata}
+        for field in unnamed.values():
+            number: Any = {} if field.type is str else {"nargs": "+"}
+            command.add_argument(field.name, type=str, help=field.metadata["positional"], **number)
+        command.add_class_arguments(module.Options, skip=set(unnamed))
+        subcommands.add_subcommand(name, command, help=summary)
+    return parser
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+    """Write out the shorthands: --data mnist is --data.name mnist, --method iwae-50 names what it says.
+
+    >>> expand(["--data", "mnist", "--method=l-mcvae-sigmoid-k5"])[1:]
+    ['--method.name=l-mcvae', '--method.schedule=sigmoid', '--method.num_steps=5']
+    """
+    expanded, rest = list[str](), list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, value = argument.partition("=")
+        following = value if equals else rest[0] if rest else ""
+        if name not in ("--data", "--method") or following[:1] in ("", "-") or _is_file(following):
+            expanded.append(argument)
+            continue
+        if not equals:
+            rest.pop(0)
+        said: dict[str, Any] = {"name": following}
+        if name == "--method":
+            with suppress(ValueError):  # the command says what is wrong with it
+                said = said_by(following)
+        expanded += [f"{name}.{key}={text}" for key, text in said.items()]
+    return expanded
+
+
+def _is_file(value: str) -> bool:
+    return value.endswith((".yaml", ".yml", ".json", "}"))
+
+
+def _check_options(name: str, parser: Any, arguments: Sequence[str]) -> None:
+    """Refuse an option that the command does not have, with a guess."""
+    command = parser._subcommands_action._name_parser_map[name]
+    known = {text for action in command._actions for text in action.option_strings} | {"--help", "-h"}
+    open_ended = tuple(f"--{field}." for field in ("trainer", "settings", "vary", "evaluation"))
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        is_option = option.startswith("--") and len(option) > 2
+        allowed = option in known or (option.startswith(open_ended) and f"{option.partition('.')[0]}" in known)
+        if is_option and not allowed and option.rstrip("+") not in known:
+            _refuse(f"mcvae {name}", f"unknown option {option}.", option, sorted(known))
+
+
+def _refuse(who: str, reason: str, word: str = "", known: Sequence[str] = ()) -> None:
+    close = difflib.get_close_matches(word, known, n=1) if word else []
+    hint = f" Did you mean {close[0]}?" if close else f" See {who} --help."
+    print(f"{who}: error: {reason}{hint}", file=sys.stderr)
+    raise SystemExit(2)

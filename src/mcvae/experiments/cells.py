@@ -1,0 +1,366 @@
+"""Many pieces of work, each in a folder of its own, done by as many processes as wanted. Imports no torch.
+
+A cell is done when its folder has `records.csv`. Whoever works on a cell holds a lock that dies with the process, so
+any number of sweeps may share a folder, and a killed one leaves nothing to tidy up.
+"""
+
+import json
+import logging
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal, NamedTuple
+
+from filelock import Timeout
+
+from mcvae._moved import MOVED
+from mcvae.runs.config import read_config
+from mcvae.runs.plain import RunError, checked, number, read_json, read_rows, write_json
+from mcvae.runs.records import Record, read_records, write_records
+from mcvae.runs.storage import held, lock_of
+
+__all__ = ["Cell", "Cluster", "Progress", "SweepError", "look", "run_cells"]
+
+
+class SweepError(Exception):
+    """Some cells could not be finished."""
+
+
+class Cell(NamedTuple):
+    """A piece of work.
+
+    Args:
+        name: of its folder; stable, so that a later sweep finds it.
+        task: "package.module:function"; the function takes the folder and the settings, and returns records.
+        settings: plain data that decides everything about the result.
+        renewed: settings that may change: the cell is then done again in its folder, where the task finds what stays.
+    """
+
+    name: str
+    task: str
+    settings: dict[str, Any]
+    renewed: tuple[str, ...] = ()
+
+
+class Cluster(NamedTuple):
+    """A Ray cluster.
+
+    Args:
+        address: auto finds the one this machine belongs to; local starts one here.
+        gpus: of each cell; fractions share one.
+    """
+
+    address: str = "auto"
+    gpus: float = 0.0
+
+
+Task = Callable[[Path, dict[str, Any]], list[Record]]
+
+
+class Progress(NamedTuple):
+    """How far a cell is."""
+
+    name: str
+    status: Literal["queued", "running", "done", "failed"]
+    detail: str
+    """Epoch and time left of a running cell, the reason of a failed one."""
+
+
+def run_cells(
+    root: Path,
+    cells: Sequence[Cell],
+    *,
+    workers: int = 0,
+    threads: int | None = None,
+    retries: int = 1,
+    cluster: Cluster | None = None,
+    show: Callable[[list[Progress]], None] = lambda progress: None,
+) -> list[Record]:
+    """Do what is not done yet, and return the records of all cells in their order.
+
+    Args:
+        root: folder of the cells' folders.
+        cells: the work. A cell whose folder was made with other settings is an error, not a result.
+        workers: processes; 0 works in this process.
+        threads: of each process; by default processes share the processor's cores. Sums depend on it in the last digit.
+        cluster: let Ray run the cells instead; `root` must be a folder that all machines share.
+        retries: how often a failed cell is tried again, from its last checkpoint if it has one.
+        show: is told how far all cells are, about once a second.
+    """
+    if len({cell.name for cell in cells}) < len(cells):
+        raise ValueError("every cell needs a name of its own.")
+    root.mkdir(parents=True, exist_ok=True)
+    for cell in cells:
+        _settle(root, cell)
+    if cluster is not None:
+        _supervise_cluster(root.resolve(), cells, cluster, threads or 1, retries, show)
+    elif workers < 1:
+        _work(root, cells, retries)
+    else:
+        _supervise(root, cells, workers, threads or max(1, (os.cpu_count() or 1) // workers), retries, show)
+    progress = look(root, cells)
+    show(progress)
+    failed = [cell for cell in progress if cell.status != "done"]
+    if failed:
+        reasons = "\n".join(f"  {cell.name}: {cell.detail or cell.status}" for cell in failed)
+        raise SweepError(
+            f"{len(failed)} of {len(cells)} cells are not done:\n{reasons}\nTheir logs are {root}/*/cell.log. The same "
+            "command does them again, and only them."
+        )
+    return [record for cell in cells for record in read_records(root / cell.name / "records.csv")]
+
+
+def look(root: Path, cells: Sequence[Cell]) -> list[Progress]:
+    """How far the cells are, from their folders alone."""
+    return [_look(root / cell.name) for cell in cells]
+
+
+def _look(folder: Path) -> Progress:
+    attempts = _attempts(folder)  # before the records: whoever writes both writes the records first
+    if (folder / "records.csv").exists():
+        return Progress(folder.name, "done", "")
+    if attempts.running and held(folder, _WORK):
+        return Progress(folder.name, "running", _epochs(folder))
+    if (folder / "records.csv").exists():  # it has ended while we looked
+        return Progress(folder.name, "done", "")
+    return Progress(folder.name, "failed" if attempts.error else "queued", attempts.error)
+
+
+def _epochs(folder: Path) -> str:
+    """Epoch and time left, if the cell is a training run that has finished an epoch."""
+    try:
+        total, last = read_config(folder).run.epochs, read_rows(folder / "metrics.csv")[-1]
+        epoch, seconds = number(last["epoch"]) or 0.0, number(last["seconds"]) or 0.0
+        return f"epoch {epoch:.0f} of {total}, {seconds / epoch * (total - epoch):.0f} s left"
+    except (RunError, KeyError, IndexError, ZeroDivisionError):
+        return ""
+
+
+def _settle(root: Path, cell: Cell) -> None:
+    """Make the cell's folder, or check that it is of this cell; forget failures of earlier sweeps."""
+    folder, path = root / cell.name, root / cell.name / "cell.json"
+    if folder.parent != root or cell.name.startswith("."):
+        raise ValueError(f"a cell is named like a folder, got {cell.name!r}.")
+    folder.mkdir(exist_ok=True)
+    described = json.loads(json.dumps({"task": cell.task, "settings": cell.settings}))
+    made = read_json(path) if path.exists() else described
+    module, _, function = str(made.get("task")).partition(":")
+    made["task"] = f"{MOVED.get(module, module)}:{function}"  # of an earlier release
+    with _claim(folder) as free:
+        if made != described:
+            fixed = {k: v for k, v in described["settings"].items() if k not in cell.renewed}
+            same = isinstance(made.get("settings"), dict) and made["task"] == described["task"]
+            if not (same and free and fixed == {k: v for k, v in made["settings"].items() if k not in cell.renewed}):
+                raise SweepError(
+                    f"{folder} was made with other settings ({path}). Choose another folder, or remove this one to do "
+                    "it again."
+                )
+            (folder / "records.csv").unlink(missing_ok=True)
+        if made != described or not path.exists():
+            write_json(path, described)
+        if free:
+            (folder / "attempts.json").unlink(missing_ok=True)
+
+
+def _work(root: Path, cells: Sequence[Cell], retries: int) -> None:
+    """Do every cell that nobody else is doing, until none is left to do."""
+    for cell in cells:
+        folder = root / cell.name
+        while not (folder / "records.csv").exists() and _attempts(folder).number <= retries:
+            if not _attempt(folder, cell):
+                break
+
+
+def _attempt(folder: Path, cell: Cell) -> bool:
+    """Try a cell; False if somebody else has it."""
+    with _claim(folder) as free:
+        if not free:
+            return False
+        if (folder / "records.csv").exists():
+            return True
+        count = _attempts(folder).number + 1
+        _write_attempts(folder, Attempts(count, "exited without an error; was it killed, or out of memory?", True))
+        _note(folder, f"attempt {count}")
+        module, _, function = cell.task.partition(":")
+        try:
+            task: Task = getattr(import_module(module), function)
+            with open(folder / "cell.log", "a") as log, redirect_stdout(log), redirect_stderr(log):
+                try:
+                    records = task(folder, cell.settings)
+                except Exception:
+                    traceback.print_exc(file=log)
+                    raise
+            write_records(folder / "records.csv", records)
+            _write_attempts(folder, Attempts(count))
+            _note(folder, "done")
+        except (KeyboardInterrupt, SystemExit):
+            _write_attempts(folder, Attempts(count - 1))
+            raise
+        except Exception as error:
+            _write_attempts(folder, Attempts(count, f"{type(error).__name__}: {error}"))
+            _note(folder, f"failed: {type(error).__name__}: {error}")
+        return True
+
+
+def _supervise(
+    root: Path, cells: Sequence[Cell], workers: int, threads: int, retries: int, show: Callable[[list[Progress]], None]
+) -> None:
+    """Keep `workers` processes at work; replace one that dies, as long as there is something left to try."""
+    context = get_context("spawn")
+    team: list[Any] = []
+    try:
+        while True:
+            team = [process for process in team if process.is_alive()]
+            progress = look(root, cells)
+            show(progress)
+            left = sum(cell.status != "done" and _attempts(root / cell.name).number <= retries for cell in progress)
+            running = sum(cell.status == "running" for cell in progress)
+            if not left and not team and not running:
+                return
+            while len(team) < min(workers, left):
+                team.append(context.Process(target=_worker, args=(root, cells, retries, threads)))
+                with _threads_in_environment(threads):
+                    team[-1].start()
+            time.sleep(1)
+    finally:
+        for process in team:
+            process.terminate()
+        for process in team:
+            process.join()
+
+
+def _worker(root: Path, cells: Sequence[Cell], retries: int, threads: int) -> None:
+    Thread(target=_die_with_parent, daemon=True).start()
+    import torch
+
+    torch.set_num_threads(threads)
+    _work(root, cells, retries)
+
+
+def _supervise_cluster(
+    root: Path,
+    cells: Sequence[Cell],
+    cluster: Cluster,
+    threads: int,
+    retries: int,
+    show: Callable[[list[Progress]], None],
+) -> None:
+    """Hand every cell to Ray, and again if its machine dies, as long as it may be tried."""
+    try:
+        import ray
+    except ImportError:
+        raise SweepError("the backend ray needs the package ray: pip install 'mcvae[cluster]'.") from None
+    _reach(cluster.address)
+    try:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise SweepError(f"there is no Ray cluster at {cluster.address!r}: {error}") from None
+    try:
+        remote = ray.remote(num_cpus=threads, num_gpus=cluster.gpus, max_retries=0)(_remote)
+
+        def submit(cell: Cell) -> Any:
+            return remote.remote(root, cell, retries, threads)
+
+        pending = {submit(cell): cell for cell in cells}
+        while pending:
+            ready, _ = ray.wait(list(pending), timeout=1)
+            show(look(root, cells))
+            for reference in ready:
+                cell = pending.pop(reference)
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayError as error:  # the process or its machine died
+                    _note(root / cell.name, f"lost: {type(error).__name__}")
+                    if _attempts(root / cell.name).number <= retries:
+                        pending[submit(cell)] = cell
+    finally:
+        ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Ray itself would wait for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise SweepError(f"there is no Ray cluster at {address!r}: {error}.") from None
+
+
+def _remote(root: Path, cell: Cell, retries: int, threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    _work(root, [cell], retries)
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _threads_in_environment(threads: int) -> Iterator[None]:
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+_WORK = "cell"
+
+
+@contextmanager
+def _claim(folder: Path) -> Iterator[bool]:
+    """Hold the folder's lock, if it is free. The system releases it when the process ends, however it ends."""
+    lock = lock_of(folder, _WORK)
+    try:
+        lock.acquire(timeout=0.1, poll_interval=0.02)  # somebody who only looks holds it for an instant
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """`attempts.json`: how often a cell has been tried, and how the last time ended."""
+
+    number: int = 0
+    error: str = ""
+    running: bool = False
+    """Whether somebody has begun; if nobody holds the lock any more, it ended in `error`."""
+
+
+def _attempts(folder: Path) -> Attempts:
+    path = folder / "attempts.json"
+    return checked(Attempts, read_json(path), str(path)) if path.exists() else Attempts()
+
+
+def _write_attempts(folder: Path, attempts: Attempts) -> None:
+    write_json(folder / "attempts.json", asdict(attempts))
+
+
+def _note(folder: Path, event: str) -> None:
+    """Append to the journal of the sweep."""
+    line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "cell": folder.name, "event": event})
+    with open(folder.parent / "journal.jsonl", "a") as file:
+        file.write(line + "\n")

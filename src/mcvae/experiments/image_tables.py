@@ -1,0 +1,152 @@
+"""Tables 1 to 3 and the figures behind them: every method on images, trained and evaluated in one cell each."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from mcvae.experiments.cells import Cell
+from mcvae.runs.config import (
+    DataConfig,
+    EvaluationSettings,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+    parse_config,
+)
+from mcvae.runs.method import MethodConfig, method_named, parse_key
+from mcvae.runs.plain import number, read_rows
+from mcvae.runs.records import Record
+from mcvae.runs.results import read_snapshot
+
+__all__ = ["PAPER_METHODS", "PRESETS", "cells", "run", "unfinished"]
+
+PAPER_METHODS = (
+    "vae",
+    "iwae-10",
+    "iwae-50",
+    *(f"l-mcvae-{schedule}-k{k}" for k in (5, 10) for schedule in ("linear", "sigmoid", "learned")),
+    *(f"a-mcvae-{schedule}-k{k}" for k in (3, 5) for schedule in ("linear", "sigmoid", "learned")),
+    "realnvp",
+)
+"""The rows of the paper's full tables, in their order."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {
+        "methods": ("vae", "iwae-10", "l-mcvae-linear-k5", "a-mcvae-linear-k3", "realnvp"),
+        "epochs": (10, 30),
+        "seeds": 2,
+        "limit": 300,
+    },
+    "paper": {"methods": PAPER_METHODS, "epochs": (10, 30, 100), "seeds": 5, "limit": None},
+}
+"""`epochs` after which models are evaluated, the last being the length of training; `limit`: test images."""
+
+QUICK_DATA = {
+    "mnist": DataConfig("digits", batch_size=50),
+    "cifar10": DataConfig("cifar10", limit=1000),
+    "celeba": DataConfig("celeba", limit=1000),
+}
+"""What the quick preset trains on instead."""
+_QUICK_COLOUR: dict[str, Any] = {"epochs": (5,), "limit": 50}
+"""Photographs cost more than digits."""
+
+
+def cells(
+    dataset: str,
+    methods: Sequence[str],
+    *,
+    preset: str,
+    protocol: str,
+    seeds: int,
+    epochs: tuple[int, ...] | None = None,
+    limit: int | None = None,
+) -> list[Cell]:
+    """A cell per method and seed; what is None is the preset's choice.
+
+    Protocol "clean" gives every method the same optimiser with a schedule and clipping, and evaluates by 16 chains of
+    32 tuned temperatures; "paper" is what the paper states: plain Adam, and 10 chains of 5 equidistant temperatures.
+    """
+    data = QUICK_DATA[dataset] if preset == "quick" else DataConfig(dataset)
+    own = PRESETS[preset] | (_QUICK_COLOUR if preset == "quick" and data.name != "digits" else {})
+    epochs, limit = epochs or own["epochs"], limit or own["limit"]
+    optimizer = OptimizerConfig() if protocol == "clean" else OptimizerConfig(milestones=[], clip=0.0)
+    evaluation: dict[str, Any] = {"protocol": "paper"}
+    if protocol == "clean":
+        evaluation = {"num_steps": 32, "num_samples": 16}
+    evaluation |= {"limit": limit, "simulated": 0, "compare_iwae": False}
+    every = max(1, epochs[0] // 3) if dataset == "mnist" else 0  # for the training curves
+    found = []
+    for name in methods:
+        for seed in range(seeds):
+            run_config = RunConfig(epochs=epochs[-1], seed=seed, snapshots=list(epochs[:-1]), likelihood_every=every)
+            config = TrainConfig(data, ModelConfig(), parse_key(name), optimizer, run_config)
+            settings = {"config": asdict(config), "evaluation": evaluation, "method": name, "protocol": protocol}
+            found.append(Cell(f"{dataset}-{name}-s{seed}", f"{__name__}:run", settings, ("evaluation",)))
+    return found
+
+
+def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
+    """Train, or resume training; evaluate after the chosen epochs, unless that has been done; record."""
+    from mcvae.training.evaluate_run import evaluate_run
+    from mcvae.training.loading import snapshot_folder
+    from mcvae.training.run import train
+
+    config, evaluation = parse_config(settings["config"]), EvaluationSettings(**settings["evaluation"])
+    config.run.folder = str(folder)
+    if (folder / "config.yaml").exists():
+        train(resume=folder)
+    else:
+        train(config)
+    records = []
+    for epoch in [*config.run.snapshots, config.run.epochs]:
+        last = epoch == config.run.epochs
+        found = read_snapshot(folder if last else snapshot_folder(folder, epoch)).evaluation
+        if found is None or (found.settings or evaluation.identity()) != evaluation.identity():
+            found = evaluate_run(folder, replace(evaluation, epoch=None if last else epoch))
+        measured = {
+            "negative_elbo": (-_known(found.bound), found.bound_se),
+            "nll": (_known(found.nll), found.nll_se),
+            "ess": (_known(found.ess), None),
+        }
+        for metric, (value, error) in measured.items():
+            records.append(_record(folder, settings, epoch, metric, value, error))
+    return records + unfinished(folder, settings)
+
+
+def unfinished(folder: Path, settings: dict[str, Any]) -> list[Record]:
+    """Validation bound and likelihood of every epoch so far, whether training is finished or not."""
+    columns = {"validation_negative_elbo": ("val_bound", -1.0), "validation_nll": ("val_nll", 1.0)}
+    return [
+        _record(folder, settings, int(row["epoch"]), metric, sign * float(row[column]), None)
+        for metric, (column, sign) in columns.items()
+        for row in read_rows(folder / "metrics.csv")
+        if row.get(column)
+    ]
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _record(
+    folder: Path, settings: dict[str, Any], epoch: int, metric: str, value: float, error: float | None
+) -> Record:
+    config = settings["config"]
+    row = next((row for row in read_rows(folder / "metrics.csv") if row["epoch"] == str(epoch)), {})
+    method, images = MethodConfig(**config["method"]), number(row.get("images"))
+    return Record(
+        "images",
+        config["data"]["name"],
+        settings["method"],
+        metric,
+        value,
+        config["run"]["seed"],
+        epoch,
+        error,
+        protocol=settings["protocol"],
+        evaluations=None if images is None else images * method_named(method.name).cost(method),
+        seconds=number(row.get("seconds")),
+    )

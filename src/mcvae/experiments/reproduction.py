@@ -1,0 +1,223 @@
+"""One command per table and figure: cells, then records, arrays and provenance in one folder."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+
+import mcvae
+from mcvae.experiments import image_tables, ppca_gradients, toy_parameters, toy_posterior
+from mcvae.experiments.cells import Cell, Progress, look, run_cells
+from mcvae.experiments.paper import paper_value
+from mcvae.runs.plain import write_json
+from mcvae.runs.records import Record, read_records, write_records
+
+__all__ = ["EXPERIMENTS", "Options", "reproduce"]
+
+Preset = Literal["quick", "paper"]
+ProtocolName = Literal["clean", "paper"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be chosen about an experiment; None is the preset's choice.
+
+    Args:
+        preset: quick takes minutes on two cores; paper is the real thing.
+        protocol: clean, or what the paper states; only training on images knows the difference.
+        seeds: how many.
+        methods: a subset, by name (images).
+        epochs: after which to evaluate, the last being the length of training (images).
+        limit: test images to evaluate on (images).
+    """
+
+    preset: Preset = "quick"
+    protocol: ProtocolName = "clean"
+    seeds: int | None = None
+    methods: tuple[str, ...] | None = None
+    epochs: tuple[int, ...] | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper."""
+
+    title: str
+    """Of the paper's table or figure."""
+    cells: Callable[[Options], list[Cell]]
+    metrics: tuple[str, ...]
+    """The records that belong to it, in the order of its table."""
+    arrays: Callable[[Path, list[Cell]], dict[str, Any]] = lambda root, cells: {}
+    """What its figure needs beyond records."""
+
+
+def _images(dataset: str, options: Options, methods: tuple[str, ...] | None = None) -> list[Cell]:
+    preset, epochs = image_tables.PRESETS[options.preset], options.epochs
+    if epochs is not None and (list(epochs) != sorted(set(epochs)) or epochs[0] < 1):
+        raise ValueError(f"--epochs must increase, such as [10,30,100]; got {list(epochs)}.")
+    return image_tables.cells(
+        dataset,
+        options.methods or methods or preset["methods"],
+        preset=options.preset,
+        protocol=options.protocol,
+        seeds=options.seeds or preset["seeds"],
+        epochs=epochs,
+        limit=options.limit,
+    )
+
+
+def _k_sweep(options: Options) -> list[Cell]:
+    steps = (1, 2, 5, 10) if options.preset == "quick" else (1, 2, 5, 10, 20)
+    return _images("mnist", options, ("vae", "iwae-10", *(f"l-mcvae-linear-k{k}" for k in steps)))
+
+
+def _training_curves(options: Options) -> list[Cell]:
+    return _images("mnist", options, ("vae", "iwae-10", "l-mcvae-linear-k5", "a-mcvae-linear-k3"))
+
+
+def _posterior_arrays(root: Path, cells: list[Cell]) -> dict[str, Any]:
+    """Samples of every method's first seed, and the exact posterior on a grid."""
+    arrays = {
+        str(cell.settings["method"]): numpy.load(root / cell.name / "samples.npy")
+        for cell in cells
+        if cell.settings["seed"] == 0 and (root / cell.name / "samples.npy").exists()
+    }
+    ring, x = toy_posterior.ring(), torch.tensor([[toy_posterior.OBSERVATION]])
+    axis = torch.linspace(-4, 4, 201)
+    grid = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1).reshape(-1, 1, 2)
+    with torch.no_grad():
+        arrays["exact"] = ring.log_posterior(x, grid).exp().reshape(201, 201).numpy()
+    return arrays
+
+
+def _replicates(root: Path, cells: list[Cell]) -> dict[str, Any]:
+    path = root / cells[0].name / "replicates.npz"
+    return dict(numpy.load(path)) if path.exists() else {}
+
+
+_LIKELIHOODS = ("negative_elbo", "nll")
+
+EXPERIMENTS = {
+    "toy-posterior": Experiment(
+        "Figure 1: how near each method comes to a posterior that is a ring",
+        lambda o: toy_posterior.cells(o.preset, o.seeds or {"quick": 1, "paper": 3}[o.preset]),
+        ("energy_distance", "energy_distance_resampled", "bound_gap"),
+        _posterior_arrays,
+    ),
+    "toy-parameters": Experiment(
+        "Supplement: squared error of (ξ, ζ) against the dimension of the latents",
+        lambda o: toy_parameters.cells(o.preset, o.seeds or {"quick": 1, "paper": 3}[o.preset]),
+        ("squared_error",),
+    ),
+    "ppca": Experiment(
+        "Figure 2: bounds and gradients on probabilistic PCA, where both are known",
+        lambda o: ppca_gradients.cells(o.preset, o.seeds or 1),
+        (
+            "log_evidence_error",
+            "log_evidence_variance",
+            "gradient_variance",
+            "gradient_snr",
+            "gradient_bias",
+            "derivative_z",
+        ),
+        _replicates,
+    ),
+    "mnist": Experiment("Table 1: MNIST", lambda o: _images("mnist", o), _LIKELIHOODS),
+    "celeba": Experiment("Table 2: CelebA", lambda o: _images("celeba", o), _LIKELIHOODS),
+    "cifar10": Experiment("Table 3: CIFAR-10", lambda o: _images("cifar10", o), _LIKELIHOODS),
+    "k-sweep": Experiment("Figure 3: likelihood against the number K of Langevin steps", _k_sweep, _LIKELIHOODS),
+    "training-curves": Experiment(
+        "Figure 4: held-out likelihood during training",
+        _training_curves,
+        ("validation_negative_elbo", "validation_nll"),
+    ),
+}
+"""Every table and figure of the paper, in its order."""
+
+
+def reproduce(
+    name: str,
+    options: Options,
+    out: Path,
+    *,
+    workers: int = 0,
+    retries: int = 1,
+    collect: bool = False,
+    command: str = "",
+    show: Callable[[list[Progress]], None] = lambda progress: None,
+) -> Path:
+    """Run what is missing of an experiment, and write `records.csv`, `arrays.npz` and `provenance.json`.
+
+    Experiments of one preset and protocol share their cells: the curves use the table's runs.
+
+    Args:
+        name: one of `EXPERIMENTS`.
+        options: see `Options`.
+        out: folder of all reproductions.
+        workers, retries, show: see `run_cells`.
+        collect: run nothing; take what is there, the epochs of unfinished training included.
+        command: to be written down.
+    """
+    experiment = EXPERIMENTS[name]
+    home = out / f"{options.preset}-{options.protocol}"
+    root, folder = home / "cells", home / name
+    cells = experiment.cells(options)
+    begin = time.perf_counter()
+    if collect:
+        records = _collected(root, cells)
+    else:
+        records = run_cells(root, cells, workers=workers, retries=retries, show=show)
+    kept = [_completed(name, record) for record in records if record.metric in experiment.metrics]
+    if not kept:
+        raise ValueError(f"there is nothing of {name} in {root} yet.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_records(folder / "records.csv", kept)
+    arrays = experiment.arrays(root, cells)
+    if arrays:
+        numpy.savez_compressed(folder / "arrays.npz", **arrays)
+    progress = look(root, cells) if root.exists() else []
+    provenance = {
+        "experiment": name,
+        "title": _title(experiment.title, kept),
+        "metrics": experiment.metrics,
+        "command": command,
+        "preset": options.preset,
+        "protocol": options.protocol,
+        "cells": len(cells),
+        "unfinished": [cell.name for cell in progress if cell.status != "done"],
+        "seconds_of_this_call": round(time.perf_counter() - begin, 1),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {"mcvae": mcvae.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "gpus": torch.cuda.device_count()},
+    }
+    write_json(folder / "provenance.json", provenance)
+    return folder
+
+
+def _title(title: str, records: Sequence[Record]) -> str:
+    """The title; the quick preset's stand-in for MNIST is named."""
+    return f"{title}, on digits instead" if {record.dataset for record in records} == {"digits"} else title
+
+
+def _collected(root: Path, cells: Sequence[Cell]) -> list[Record]:
+    found = list[Record]()
+    for cell in cells:
+        path = root / cell.name / "records.csv"
+        if path.exists():
+            found += read_records(path)
+        elif cell.task == f"{image_tables.__name__}:run":
+            found += image_tables.unfinished(root / cell.name, cell.settings)
+    return found
+
+
+def _completed(experiment: str, record: Record) -> Record:
+    """With the experiment's name, and the paper's number."""
+    value, deviation = paper_value(record.dataset, record.method, record.epoch, record.metric)
+    return replace(record, experiment=experiment, paper=value, paper_deviation=deviation)

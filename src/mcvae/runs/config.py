@@ -1,0 +1,350 @@
+"""What a run is, as plain data: read from YAML and the command line, written to `config.yaml`. Imports no torch."""
+
+import difflib
+from argparse import ArgumentError
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from mcvae.runs.method import MethodConfig, key_of, method_named, settled
+from mcvae.runs.plain import RunError, read_yaml, write_atomically
+
+__all__ = [
+    "LIKELIHOODS",
+    "DataConfig",
+    "EvaluationSettings",
+    "MethodConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Option",
+    "RunConfig",
+    "TrainConfig",
+    "check",
+    "check_name",
+    "default_folder",
+    "parse_config",
+    "read_config",
+    "resolve",
+    "write_config",
+]
+
+LIKELIHOODS = {"bernoulli": "binarize", "gaussian": "scale", "gaussian-learned": "dequantize", "logistic": "scale"}
+"""Likelihoods by name, each with the transform that turns pixels into what it is a density of."""
+
+
+@dataclass
+class DataConfig:
+    """Which images, and how they are fed.
+
+    Args:
+        name: digits, mnist, fashion-mnist, omniglot, cifar10 or celeba.
+        root: folder of the data sets; MCVAE_DATA, else a cache folder of the user, if not given.
+        transform: what becomes of 8-bit pixels. auto: what the likelihood needs.
+        validation: training images held out for validation; the data set's own choice if not given.
+        limit: use at most this many images of each split; all if not given.
+        batch_size: images per optimiser step, over all devices.
+    """
+
+    name: str = "digits"
+    root: str | None = None
+    transform: Literal["auto", "binarize", "scale", "dequantize"] = "auto"
+    validation: int | None = None
+    limit: int | None = None
+    batch_size: int = 100
+
+
+@dataclass
+class ModelConfig:
+    """The networks and the likelihood.
+
+    Args:
+        network: conv is the paper's, small has half its layers. auto: mlp up to 16 x 16 pixels, conv above.
+        latent_dim: dimension of the latents; 16 for digits, 64 for grey images, 128 for colour, if not given.
+        likelihood: bernoulli, gaussian, gaussian-learned or logistic. auto: bernoulli for grey images, gaussian with
+            fixed sigma for colour, as in the paper.
+        sigma: standard deviation of the gaussian likelihood, or where it starts if learned.
+        flow: a normalising flow for q; none: mean-field Gaussian. auto: what the method needs.
+    """
+
+    network: Literal["auto", "conv", "small", "mlp"] = "auto"
+    latent_dim: int | None = None
+    likelihood: str = "auto"
+    sigma: float = 1.0
+    flow: Literal["auto", "none", "realnvp", "nsf"] = "auto"
+
+
+@dataclass
+class OptimizerConfig:
+    """Adam with a step schedule and gradient clipping, the same for every method.
+
+    Args:
+        learning_rate: of Adam.
+        milestones: fractions of training after which the learning rate is multiplied by decay.
+        decay: see milestones.
+        clip: largest norm of the gradient; larger ones are scaled down. 0: no clipping.
+        patience: stop with advice after this many non-finite steps in a row.
+    """
+
+    learning_rate: float = 1e-3
+    milestones: list[float] = field(default_factory=lambda: [0.6, 0.85])
+    decay: float = 0.3
+    clip: float = 100.0
+    patience: int = 20
+
+
+@dataclass
+class RunConfig:
+    """How long, where to, and what to record.
+
+    Args:
+        epochs: passes over the training images.
+        seed: of everything random. The same seed gives the same run, bit for bit.
+        folder: run folder; a name like runs/mnist-l-mcvae-k5-sigmoid-s0 if not given.
+        snapshots: epochs after which the weights are kept in epochs/, for `mcvae evaluate --epoch`.
+        likelihood_every: epochs between AIS-HMC likelihoods of validation images; 0: never.
+        pictures_every: epochs between sample and reconstruction pictures; 0: only at the end.
+        log_every: optimiser steps between TensorBoard points.
+        memory: low computes every state of a chain again in the backward pass, for long chains.
+        compile: let torch.compile build the model's value and score; see the guide on performance.
+    """
+
+    epochs: int = 10
+    seed: int = 0
+    folder: str | None = None
+    snapshots: list[int] = field(default_factory=list)
+    likelihood_every: int = 0
+    pictures_every: int = 0
+    log_every: int = 50
+    memory: Literal["normal", "low"] = "normal"
+    compile: bool = False
+
+
+Option = bool | int | float | str | list[int] | None
+"""What an option of Lightning's Trainer may be: not Any, for which the parser imports what a file names."""
+
+
+@dataclass
+class TrainConfig:
+    """Everything that `config.yaml` holds.
+
+    Args:
+        data: the images.
+        model: networks and likelihood.
+        method: the bound to train on.
+        optimizer: the optimiser.
+        run: length, seed, folder.
+        trainer: options of Lightning's Trainer, such as --trainer.devices 2 --trainer.strategy ddp.
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    trainer: dict[str, Option] = field(default_factory=dict)
+
+
+@dataclass
+class EvaluationSettings:
+    """How a run is evaluated. Settings that are not given are those of the protocol.
+
+    Args:
+        split: test or validation.
+        protocol: serious, or the paper's (5 temperatures, 10 chains); what follows replaces parts of it.
+        num_steps: temperatures of AIS-HMC; auto doubles them until the estimate settles.
+        num_samples: chains of AIS-HMC per image.
+        start: where chains start, q(z|x) or p(z).
+        spacing: of the temperatures.
+        tolerance: in nats, for auto and for verdicts.
+        max_steps: most temperatures that auto may take.
+        limit: evaluate at most this many images, evenly spaced in the split.
+        simulated: images to simulate from the model for bounds from both sides; 0 for none.
+        compare_iwae: also estimate by importance sampling at equal cost, which doubles the time.
+        tuning: tuning.json of another evaluation, instead of a pilot.
+        memory: for activations, such as 500MB or 4GB.
+        device: such as cpu or cuda.
+        seed: that of the run if not given.
+        epoch: evaluate the weights after this epoch, one of --run.snapshots, instead of the last.
+        processes: share the batches among this many processes of this machine; with --device cuda each takes one GPU.
+    """
+
+    split: Literal["test", "validation"] = "test"
+    protocol: Literal["serious", "paper"] = "serious"
+    num_steps: int | Literal["auto"] | None = None
+    num_samples: int | None = None
+    start: Literal["encoder", "prior"] | None = None
+    spacing: Literal["adaptive", "sigmoid", "linear"] | None = None
+    tolerance: float | None = None
+    max_steps: int | None = None
+    limit: int | None = None
+    simulated: int = 32
+    compare_iwae: bool = True
+    tuning: str | None = None
+    memory: str = "1GB"
+    device: str = "cpu"
+    seed: int | None = None
+    epoch: int | None = None
+    processes: int = 1
+
+    def check(self) -> None:
+        """Raise a ValueError that names the option, for values that make no sense."""
+        steps = None if self.num_steps == "auto" else self.num_steps
+        _check_range("num_steps", steps, 0, _MOST_STEPS)
+        _check_range("num_samples", self.num_samples, 1, 1_000_000)
+        _check_range("max_steps", self.max_steps, 1, _MOST_STEPS)
+        _check_range("tolerance", self.tolerance, 1e-9, 1e9)
+        _check_range("limit", self.limit, 2, None, ": a standard error needs two images")
+        _check_range("simulated", self.simulated, 0, 100_000)
+        _check_range("epoch", self.epoch, 1, None)
+        _check_range("processes", self.processes, 1, 1024)
+        self.bytes()
+        if self.tuning is not None and not Path(self.tuning).is_file():
+            raise ValueError(f"--tuning {self.tuning} is not a file; give the tuning.json of an evaluated run.")
+
+    def bytes(self) -> float:
+        """The memory as a number.
+
+        >>> EvaluationSettings(memory="500MB").bytes()
+        500000000.0
+        """
+        units = {"KB": 1e3, "MB": 1e6, "GB": 1e9}
+        try:
+            amount = float(self.memory[:-2]) * units[self.memory[-2:].upper()]
+        except (KeyError, ValueError):
+            amount = 0.0
+        if not 0 < amount < 1e15:
+            raise ValueError(f"--memory must look like 500MB or 4GB, got {self.memory!r}.")
+        return amount
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the numbers, given ones only: two evaluations that agree in them are comparable."""
+        where = ("memory", "device", "processes", "epoch", "split", "simulated", "compare_iwae")
+        plain = asdict(EvaluationSettings())
+        return {name: value for name, value in asdict(self).items() if name not in where and value != plain.get(name)}
+
+
+def check_name(what: str, name: str, known: Iterable[str]) -> None:
+    """Raise a ValueError, with a guess, if a name is not among those known.
+
+    >>> check_name("likelihood", "bernouli", LIKELIHOODS)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: unknown likelihood 'bernouli'; known: bernoulli, ... Did you mean 'bernoulli'?
+    """
+    names = list(known)
+    if name not in names:
+        close = difflib.get_close_matches(str(name).lower(), names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(names)}.{hint}")
+
+
+def default_folder(config: TrainConfig) -> str:
+    """A name that says what the run is.
+
+    >>> default_folder(TrainConfig(method=MethodConfig("iwae", num_samples=50)))
+    'runs/digits-iwae-50-s0'
+    """
+    return f"runs/{config.data.name}-{key_of(config.method)}-s{config.run.seed}"
+
+
+_MOST_STEPS = 100_000
+"""Of a chain: longer ones only exhaust the memory."""
+
+
+def check(config: TrainConfig) -> None:
+    """Raise a ValueError that names the option, for values that make no sense; settle which method is meant."""
+    config.method = settled(config.method)
+    if config.model.likelihood != "auto":
+        check_name("likelihood", config.model.likelihood, LIKELIHOODS)
+    ranges: dict[str, tuple[float | None, float, float | None]] = {
+        "data.batch_size": (config.data.batch_size, 1, 10**6),
+        "data.validation": (config.data.validation, 0, None),
+        "data.limit": (config.data.limit, 1, None),
+        "model.latent_dim": (config.model.latent_dim, 1, 10**5),
+        "method.num_steps": (config.method.num_steps, 0, _MOST_STEPS),
+        "method.num_samples": (config.method.num_samples, 1, 10**5),
+        "method.alpha": (config.method.alpha, 0, 1),
+        "optimizer.clip": (config.optimizer.clip, 0, None),
+        "optimizer.decay": (config.optimizer.decay, 0, 1e6),
+        "optimizer.patience": (config.optimizer.patience, 1, None),
+        "run.epochs": (config.run.epochs, 1, 10**7),
+        "run.seed": (config.run.seed, 0, 2**32 - 1),
+        "run.likelihood_every": (config.run.likelihood_every, 0, None),
+        "run.pictures_every": (config.run.pictures_every, 0, None),
+        "run.log_every": (config.run.log_every, 1, None),
+    }
+    for name, (value, least, most) in ranges.items():
+        _check_range(name, value, least, most)
+    if any(not 1 <= epoch <= config.run.epochs for epoch in config.run.snapshots):
+        raise ValueError(
+            f"--run.snapshots must lie between 1 and --run.epochs {config.run.epochs}, got {config.run.snapshots}."
+        )
+    for name, number in {
+        "model.sigma": config.model.sigma,
+        "method.step_size": config.method.step_size,
+        "method.damping": config.method.damping,
+        "optimizer.learning_rate": config.optimizer.learning_rate,
+    }.items():
+        if number is not None and not 0 < number <= 1e9:
+            raise ValueError(f"--{name} must be positive and at most 1e9, got {number}.")
+
+
+def _check_range(name: str, value: float | None, least: float, most: float | None, why: str = "") -> None:
+    if value is not None and not value >= least:
+        raise ValueError(f"--{name} must be at least {least:g}, got {value}{why}.")
+    if value is not None and most is not None and not value <= most:
+        raise ValueError(f"--{name} must be at most {most:,.0f}, got {value}.")
+
+
+def resolve(config: TrainConfig, shape: tuple[int, int, int]) -> TrainConfig:
+    """Replace every "auto" and None that depends on the data or the method: `config.yaml` says what was done."""
+    grey, tiny = shape[0] == 1, max(shape[1:]) <= 16
+    model, data, method = config.model, config.data, method_named(config.method.name)
+    if model.network == "auto":
+        model.network = "mlp" if tiny else "conv"
+    if model.latent_dim is None:
+        model.latent_dim = 16 if tiny else 64 if grey else 128
+    if model.likelihood == "auto":
+        model.likelihood = "bernoulli" if grey else "gaussian"
+    if model.flow == "auto":
+        model.flow = method.flow or "none"
+    if data.transform == "auto":
+        data.transform = LIKELIHOODS[model.likelihood]  # type: ignore[assignment]
+    config.method = method.whole(config.method)
+    return config
+
+
+def write_config(folder: Path, config: TrainConfig) -> None:
+    """Write `config.yaml`, which `mcvae train --config` reads back."""
+    content = {part.name: asdict(config)[part.name] for part in fields(TrainConfig)}
+    write_atomically(folder / "config.yaml", lambda p: p.write_text(yaml.safe_dump(content, sort_keys=False)))
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """Read `config.yaml` of a run."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise RunError(f"{folder} is not a run folder: it has no config.yaml.")
+    try:
+        return parse_config(read_yaml(path))
+    except (ValueError, RunError) as error:
+        reason = " ".join(str(error).split()).removesuffix(".")
+        raise RunError(f"{path} cannot be read as the configuration of a run: {reason}.") from None
+
+
+def parse_config(content: Any) -> TrainConfig:
+    """A configuration from plain data; a ValueError names what does not fit.
+
+    >>> parse_config({"run": {"epochs": 3}}).run.epochs
+    3
+    """
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(TrainConfig)
+    try:
+        return TrainConfig(**parser.instantiate(parser.parse_object(content)).as_dict())
+    except (ArgumentError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(str(error)) from None

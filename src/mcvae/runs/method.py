@@ -1,0 +1,466 @@
+"""Methods: one entry each says how a key such as l-mcvae-sigmoid-k5 is read, shown, drawn, priced and built."""
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from mcvae.core.estimator import AnnealedEstimator
+
+__all__ = [
+    "METHODS",
+    "Choice",
+    "Method",
+    "MethodConfig",
+    "Number",
+    "key_of",
+    "label_of",
+    "method_named",
+    "parse_key",
+    "said_by",
+    "settled",
+]
+
+
+@dataclass
+class MethodConfig:
+    """The bound that is trained on; `mcvae methods` lists them. What is not given is the method's own choice.
+
+    Args:
+        name: such as vae, iwae, l-mcvae or cmcd; or a whole key, such as l-mcvae-sigmoid-k5 or iwae-50.
+        num_steps: Monte Carlo steps K of methods that anneal.
+        num_samples: chains or importance samples per datum.
+        bound: how samples make a bound: elbo averages log-weights, iwae averages weights, renyi is between them.
+        alpha: order of the renyi bound, between 0 (iwae) and 1 (elbo).
+        schedule: temperatures of the steps.
+        step_size: where step sizes start, or what they are if fixed.
+        step_sizes: the paper's adaptive rule (adaptive), learned through the bound, or fixed.
+        backward: backward kernels of l-mcvae: the reversal of the move, or a learned Gaussian.
+        damping: share of the momentum that survives a move of uha; friction, where it starts, of ldvi and cmcd-ud.
+        control_variate: of a-mcvae: stopped needs one chain, leave-one-out, the paper's, at least two.
+        gradient: of vae and iwae: pathwise, or with less variance where it is unbiased.
+    """
+
+    name: str = "l-mcvae"
+    num_steps: int = 5
+    num_samples: int | None = None
+    bound: Literal["elbo", "iwae", "renyi"] | None = None
+    alpha: float = 0.5
+    schedule: Literal["linear", "sigmoid", "learned"] | None = None
+    step_size: float | None = None
+    step_sizes: Literal["adaptive", "learned", "fixed"] | None = None
+    backward: Literal["reversal", "learned"] | None = None
+    damping: float | None = None
+    control_variate: Literal["stopped", "leave-one-out", "none"] | None = None
+    gradient: Literal["pathwise", "sticking-the-landing", "doubly-reparameterised"] | None = None
+
+
+class Number(NamedTuple):
+    """A piece of a key with a number in it, such as k5.
+
+    Args:
+        field: of `MethodConfig`.
+        prefix: what stands before the number.
+        label: how people read it, such as "K = {}".
+        always: whether a key names it even if it is the method's own choice.
+    """
+
+    field: str
+    prefix: str
+    label: str
+    always: bool = False
+
+    def read(self, text: str) -> tuple[Any, str] | None:
+        """The value, and how people read it; None if the text is something else."""
+        found = re.fullmatch(rf"{self.prefix}(\d+(?:\.\d+)?)", text)
+        if found is None:
+            return None
+        value = float(found[1]) if "." in found[1] else int(found[1])
+        return value, f", {self.label.format(found[1])}"
+
+    def write(self, value: Any) -> str:
+        """The piece of a key for a value."""
+        return f"{self.prefix}{value}"
+
+
+class Choice(NamedTuple):
+    """A piece of a key that is one of some words, such as sigmoid.
+
+    Args:
+        field: of `MethodConfig`.
+        words: the words, each with what it adds to the label.
+    """
+
+    field: str
+    words: dict[str, str]
+    always: bool = False
+
+    def read(self, text: str) -> tuple[Any, str] | None:
+        """See `Number.read`."""
+        return (text, self.words[text]) if text in self.words else None
+
+    def write(self, value: Any) -> str:
+        """See `Number.write`."""
+        return str(value)
+
+
+Builder = Callable[[MethodConfig, int, int], "AnnealedEstimator"]
+"""`(whole settings, latent_dim, size of a datum) -> estimator`; imports torch when it is called, not before."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, for training, sweeps, tables, figures and folder names.
+
+    Args:
+        title: in tables and figures.
+        description: one line for `mcvae methods`.
+        colour: in figures; those of Okabe and Ito, for colour-blind readers.
+        marker: in figures, as matplotlib names it.
+        builder: of the estimator; None for what only tables know, such as exact maximum likelihood.
+        pieces: what may follow the name in a key, in this order.
+        own: the method's own choice of settings: the values of fields of `MethodConfig` that are not given. Those that
+            are neither here nor in `pieces` have no meaning for the method, and are refused.
+        flow: the flow that q needs, if the method is defined by one.
+        notes: words that the keys of experiments end with, and how people read them.
+    """
+
+    title: str
+    description: str
+    colour: str
+    marker: str
+    builder: Builder | None = None
+    pieces: tuple[Number | Choice, ...] = ()
+    own: dict[str, Any] = field(default_factory=dict)
+    flow: Literal["realnvp", "nsf"] | None = None
+    notes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def annealed(self) -> bool:
+        """Whether it has K steps."""
+        return any(piece.field == "num_steps" for piece in self.pieces)
+
+    def whole(self, config: MethodConfig) -> MethodConfig:
+        """The settings with the method's own choices where nothing is given."""
+        own: dict[str, Any] = {"num_samples": 1, "bound": "elbo"} | self.own
+        return replace(config, **{name: value for name, value in own.items() if getattr(config, name) is None})
+
+    def cost(self, config: MethodConfig) -> int:
+        """Model evaluations per datum and optimiser step: S (K + 1)."""
+        return (self.whole(config).num_samples or 1) * ((config.num_steps if self.annealed else 0) + 1)
+
+    def build(self, config: MethodConfig, latent_dim: int, context_dim: int = 0) -> "AnnealedEstimator":
+        """The estimator; networks in it are amortised over data of size `context_dim`."""
+        if self.builder is None:
+            raise ValueError(f"{self.title} is not trained on a bound.")
+        return self.builder(self.whole(config), latent_dim, context_dim)
+
+
+_SCHEDULE = Choice("schedule", {"linear": " fixed", "sigmoid": " sigmoidal", "learned": " learned"})
+_STEPS = Number("num_steps", "k", "K = {}", always=True)
+_SAMPLES = Number("num_samples", "n", "{} samples")
+_BOUND = Choice("bound", {"elbo": ", ELBO", "iwae": ", importance-weighted", "renyi": ", Rényi bound"})
+_BACKWARD = Choice("backward", {"reversal": "", "learned": ", learned backward kernels"})
+_ANNEALED = (_SCHEDULE, _STEPS, _SAMPLES, _BOUND)
+_ADAPTIVE = {"schedule": "linear", "step_sizes": "adaptive", "step_size": 0.01}
+_LEARNED = {"schedule": "learned", "step_sizes": "learned", "step_size": 0.01}
+
+
+def _bound(config: MethodConfig) -> Any:
+    from mcvae.core import bounds
+
+    return {"elbo": bounds.elbo, "iwae": bounds.iwae, "renyi": bounds.renyi(config.alpha)}[config.bound or "elbo"]
+
+
+def _sampled(config: MethodConfig, latent_dim: int, context_dim: int) -> "AnnealedEstimator":
+    """Build without steps."""
+    from mcvae.core import recipes
+
+    return recipes.vae(config.num_samples or 1, bound=_bound(config), gradient=config.gradient or "pathwise")
+
+
+def _annealed(recipe: str, target: float = 0.9, **options: Callable[[MethodConfig, int, int], Any]) -> Builder:
+    """Build with a recipe that anneals, an acceptance ρ for adaptive step sizes, and options from the settings."""
+
+    def build(config: MethodConfig, latent_dim: int, context_dim: int) -> "AnnealedEstimator":
+        from mcvae.core import recipes, schedules, step_sizes
+
+        num_steps, step_size = config.num_steps, config.step_size or 0.01
+        steps: step_sizes.StepSizes
+        if config.step_sizes == "adaptive":
+            steps = step_sizes.ScoreScaled(num_steps, latent_dim, step_size, target=target)
+        else:
+            kinds = {"fixed": step_sizes.FixedStepSizes, "learned": step_sizes.LearnedStepSizes}
+            steps = kinds[config.step_sizes or "fixed"](num_steps, step_size)
+        spacing = {
+            "linear": schedules.LinearSchedule,
+            "sigmoid": schedules.SigmoidSchedule,
+            "learned": schedules.LearnedSchedule,
+        }
+        built: AnnealedEstimator = getattr(recipes, recipe)(
+            num_steps,
+            latent_dim,
+            schedule=spacing[config.schedule or "linear"],
+            step_sizes=steps,
+            num_samples=config.num_samples,
+            bound=_bound(config),
+            **{name: option(config, latent_dim, context_dim) for name, option in options.items()},
+        )
+        return built
+
+    return build
+
+
+def _context(config: MethodConfig, latent_dim: int, context_dim: int) -> int:
+    return context_dim
+
+
+def _friction(config: MethodConfig, latent_dim: int, context_dim: int) -> float | None:
+    return config.damping
+
+
+def _backward(config: MethodConfig, latent_dim: int, context_dim: int) -> Any:
+    if config.backward != "learned":
+        return None
+    from mcvae.core.backward import GaussianBackward
+
+    return GaussianBackward(latent_dim, context_dim, scale=(2 * (config.step_size or 0.01)) ** 0.5)
+
+
+def _control_variate(config: MethodConfig, latent_dim: int, context_dim: int) -> Any:
+    from mcvae.core import gradients
+
+    known = {"stopped": gradients.stopped, "leave-one-out": gradients.leave_one_out}
+    return known.get(config.control_variate or "stopped", gradients.no_control_variate)
+
+
+METHODS = {
+    "vae": Method(
+        "VAE",
+        "ELBO with one Gaussian sample (Kingma and Welling)",
+        "#000000",
+        "s",
+        _sampled,
+        (_SAMPLES, _BOUND),
+        {"gradient": "pathwise"},
+    ),
+    "iwae": Method(
+        "IWAE",
+        "importance-weighted bound, --method.num_samples (Burda et al.)",
+        "#E69F00",
+        "^",
+        _sampled,
+        (Number("num_samples", "", "K = {}", always=True),),
+        {"num_samples": 10, "bound": "iwae", "gradient": "pathwise"},
+    ),
+    "l-mcvae": Method(
+        "L-MCVAE",
+        "K unadjusted Langevin steps, reparameterised (the paper's Algorithm 1)",
+        "#0072B2",
+        "o",
+        _annealed("l_mcvae", 0.9, backward=_backward),
+        (*_ANNEALED, _BACKWARD),
+        _ADAPTIVE | {"backward": "reversal"},
+    ),
+    "a-mcvae": Method(
+        "A-MCVAE",
+        "K MALA steps, REINFORCE with a control variate (the paper's Algorithm 2, with one chain)",
+        "#D55E00",
+        "v",
+        _annealed("a_mcvae", 0.8, control_variate=_control_variate),
+        _ANNEALED,
+        _ADAPTIVE | {"control_variate": "stopped"},
+        notes=(("cv", "leave one out"), ("stopped", "stopped control variate"), ("pathwise", "pathwise")),
+    ),
+    "uha": Method(
+        "UHA",
+        "K underdamped Hamiltonian steps without accept/reject",
+        "#CC79A7",
+        "P",
+        _annealed("uha", 0.9, damping=_friction),
+        _ANNEALED,
+        _ADAPTIVE | {"step_size": 0.1, "damping": 0.9},
+    ),
+    "mcd": Method(
+        "MCD",
+        "K Langevin steps whose reversal is corrected by a network (Doucet et al., 2022)",
+        "#56B4E9",
+        "<",
+        _annealed("mcd", context_dim=_context),
+        _ANNEALED,
+        _LEARNED,
+    ),
+    "cmcd": Method(
+        "CMCD",
+        "K Langevin steps controlled by a network in both directions (Vargas et al., 2024)",
+        "#0B3C5D",
+        ">",
+        _annealed("cmcd", context_dim=_context),
+        _ANNEALED,
+        _LEARNED,
+    ),
+    "dbs": Method(
+        "DBS",
+        "K Langevin steps with a network in each direction (Richter and Berner, 2024)",
+        "#7A6C00",
+        "p",
+        _annealed("dbs", context_dim=_context),
+        _ANNEALED,
+        _LEARNED,
+    ),
+    "ldvi": Method(
+        "LDVI",
+        "K underdamped steps whose reversal is corrected by a network (Geffner and Domke, 2023)",
+        "#8E3B6F",
+        "h",
+        _annealed("ldvi", context_dim=_context, friction=_friction),
+        _ANNEALED,
+        _LEARNED | {"step_size": 0.1, "damping": 1.0},
+    ),
+    "cmcd-ud": Method(
+        "CMCD-UD",
+        "K underdamped steps controlled by a network in both directions (Vargas et al., 2024)",
+        "#5D3A9B",
+        "X",
+        _annealed("cmcd_ud", context_dim=_context, friction=_friction),
+        _ANNEALED,
+        _LEARNED | {"step_size": 0.1, "damping": 1.0},
+    ),
+    "realnvp": Method(
+        "VAE with RealNVP",
+        "ELBO with a RealNVP flow for q",
+        "#009E73",
+        "D",
+        _sampled,
+        (_SAMPLES, _BOUND),
+        {"gradient": "pathwise"},
+        flow="realnvp",
+    ),
+    "mle": Method("exact maximum likelihood", "what no bound can do better than", "#999999", "x"),
+}
+"""Every method by the name that its keys begin with, in the order that tables show them."""
+
+
+def method_named(name: str) -> Method:
+    """The method that a key, or a name alone, belongs to."""
+    known = [each for each in METHODS if name == each or name.startswith(f"{each}-")]
+    if not known:
+        trained = [each for each, method in METHODS.items() if method.builder is not None]
+        close = difflib.get_close_matches(re.sub(r"-(k?\d.*)", "", name.lower()), trained, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f"unknown method {name!r}; known: {', '.join(trained)}, alone or as in iwae-10, l-mcvae-sigmoid-k5, "
+            f"a-mcvae-k3-n5.{hint}"
+        )
+    return METHODS[max(known, key=len)]
+
+
+class _Key(NamedTuple):
+    """A key taken apart."""
+
+    name: str
+    method: Method
+    said: dict[str, Any]
+    """Fields of `MethodConfig` that the key names."""
+    label: str
+    rest: list[str]
+    """Words that no piece has read."""
+
+
+def _read(key: str) -> _Key:
+    method = method_named(key)
+    name = next(name for name, known in METHODS.items() if known is method)
+    said, label, rest = dict[str, Any](), method.title, [word for word in key.removeprefix(name).split("-") if word]
+    for piece in method.pieces:
+        if rest and (found := piece.read(rest[0])) is not None:
+            said[piece.field], label, rest = found[0], label + found[1], rest[1:]
+    return _Key(name, method, said, label, rest)
+
+
+def parse_key(key: str) -> MethodConfig:
+    """The settings that a key stands for.
+
+    >>> parse_key("a-mcvae-sigmoid-k3").num_steps, parse_key("iwae-50").num_samples
+    (3, 50)
+    """
+    found = _read(key)
+    if found.rest or found.method.builder is None or found.said.get("num_samples") == 0:
+        shape = "".join([found.name, *(f"[-{_example(piece)}]" for piece in found.method.pieces)])
+        raise ValueError(f"unknown method {key!r}; keys of {found.name} look like {shape}.")
+    return MethodConfig(found.name, **found.said)
+
+
+def said_by(key: str) -> dict[str, Any]:
+    """The fields of `MethodConfig` that a key names, with their values.
+
+    >>> said_by("iwae-50")
+    {'name': 'iwae', 'num_samples': 50}
+    """
+    return {"name": parse_key(key).name} | _read(key).said
+
+
+def _example(piece: Number | Choice) -> str:
+    return "|".join(piece.words) if isinstance(piece, Choice) else f"{piece.prefix}5"
+
+
+def key_of(config: MethodConfig) -> str:
+    """The key of settings: the shortest that `parse_key` reads back.
+
+    >>> key_of(MethodConfig("a-mcvae", 3, schedule="sigmoid")), key_of(MethodConfig("iwae"))
+    ('a-mcvae-sigmoid-k3', 'iwae-10')
+    """
+    method, words = method_named(config.name), [config.name]
+    config, own = method.whole(config), method.whole(MethodConfig(config.name))
+    for piece in method.pieces:
+        value = getattr(config, piece.field)
+        if piece.always or value != getattr(own, piece.field):
+            words.append(piece.write(value))
+    return "-".join(words)
+
+
+def settled(config: MethodConfig) -> MethodConfig:
+    """The settings with a whole key, given as the name, taken apart; a setting that contradicts it is an error.
+
+    >>> settled(MethodConfig("l-mcvae-sigmoid-k3")).schedule
+    'sigmoid'
+    """
+    key = config.name
+    for name, said in said_by(key).items():
+        given = getattr(config, name)
+        if name != "name" and given not in (getattr(MethodConfig(), name), said):
+            raise ValueError(f"--method.{name} is {given}, but the method {key} says {said}.")
+        config = replace(config, **{name: said})
+    method, default = method_named(config.name), MethodConfig()
+    meant = {
+        "name",
+        "num_steps",
+        "num_samples",
+        "bound",
+        "alpha",
+        *method.own,
+        *(piece.field for piece in method.pieces),
+    }
+    for each in fields(MethodConfig):
+        given = getattr(config, each.name)
+        if each.name not in meant and given != getattr(default, each.name):
+            raise ValueError(f"--method.{each.name} {given} has no meaning for {config.name}; leave it out.")
+    return config
+
+
+def label_of(key: str) -> str:
+    """A key in the paper's words; what it does not know is shown as it is.
+
+    >>> label_of("l-mcvae-sigmoid-k5"), label_of("iwae-10"), label_of("a-mcvae-k5-n5-cv")
+    ('L-MCVAE sigmoidal, K = 5', 'IWAE, K = 10', 'A-MCVAE, K = 5, 5 samples, control variate')
+    >>> label_of("vae-learning_rate=1e-3")
+    'VAE, learning_rate=1e-3'
+    """
+    base, *varied = re.split(r"-(?=\w+=)", key)
+    try:
+        found = _read(base)
+    except ValueError:
+        return key
+    notes = dict(found.method.notes)
+    return ", ".join([found.label, *(notes.get(word, word) for word in found.rest), *varied])

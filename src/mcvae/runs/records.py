@@ -1,0 +1,141 @@
+"""Results as flat records: one measured number each, with its error, its cost and the paper's number. No torch."""
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mcvae.runs.plain import RunError, read_rows, write_rows
+
+__all__ = ["Record", "Summary", "read_records", "summarise", "write_records"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One number of an experiment.
+
+    Args:
+        experiment: such as mnist or ppca.
+        dataset: what it was measured on, such as mnist, or ring-20 for the toy model in 20 dimensions.
+        method: a key such as vae, iwae-10, l-mcvae-sigmoid-k5.
+        metric: what was measured, such as nll.
+        value: the number.
+        seed: of the run behind it.
+        epoch: after how many epochs; None where there are none.
+        standard_error: of the value, from what is random within the run (images, chains, replicates).
+        paper: the paper's value, where it has one.
+        paper_deviation: the paper's standard deviation over seeds.
+        protocol: clean or paper.
+        evaluations: model evaluations (passes of one latent through the decoder) that training or the estimate took.
+        seconds: time that it took.
+    """
+
+    experiment: str
+    dataset: str
+    method: str
+    metric: str
+    value: float
+    seed: int = 0
+    epoch: int | None = None
+    standard_error: float | None = None
+    paper: float | None = None
+    paper_deviation: float | None = None
+    protocol: str = "clean"
+    evaluations: float | None = None
+    seconds: float | None = None
+
+
+_COLUMNS = (
+    "experiment",
+    "dataset",
+    "method",
+    "seed",
+    "epoch",
+    "metric",
+    "value",
+    "standard_error",
+    "paper",
+    "paper_deviation",
+    "protocol",
+    "evaluations",
+    "seconds",
+)
+_TEXTS = ("experiment", "dataset", "method", "metric", "protocol")
+
+
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    """Write a CSV file, whole or not at all."""
+    write_rows(path, _COLUMNS, map(asdict, records))
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read a CSV file of `write_records`."""
+    rows = read_rows(path)
+    try:
+        return [Record(**{field.name: _parse(field.name, row[field.name]) for field in fields(Record)}) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is not a table of records: {error}. Remove it to measure again.") from None
+
+
+def _parse(name: str, text: str) -> Any:
+    if name in _TEXTS:
+        return text
+    if text == "":
+        return None
+    return int(text) if name in ("seed", "epoch") else float(text)
+
+
+class Summary(NamedTuple):
+    """A number over its seeds."""
+
+    dataset: str
+    method: str
+    epoch: int | None
+    metric: str
+    mean: float
+    deviation: float | None
+    """Standard deviation over seeds; None for one seed."""
+    standard_error: float | None
+    """Of the mean: over seeds, or from within the run if there is one seed."""
+    num_seeds: int
+    paper: float | None
+    paper_deviation: float | None
+    evaluations: float | None
+    seconds: float | None
+
+
+def summarise(records: Iterable[Record]) -> list[Summary]:
+    """Means over seeds, in the order in which records come.
+
+    >>> one, two = (Record("toy", "ring", "vae", "error", value, seed) for seed, value in enumerate((1.0, 3.0)))
+    >>> found, = summarise([one, two])
+    >>> found.mean, round(found.deviation, 3), found.num_seeds
+    (2.0, 1.414, 2)
+    """
+    groups = dict[tuple[Any, ...], list[Record]]()
+    for record in records:
+        groups.setdefault((record.dataset, record.method, record.epoch, record.metric), []).append(record)
+    return [Summary(*key, *_over_seeds(group)) for key, group in groups.items()]
+
+
+def _over_seeds(group: list[Record]) -> tuple[Any, ...]:
+    values = [record.value for record in group]
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    error = group[0].standard_error if deviation is None else deviation / math.sqrt(len(values))
+    return (
+        statistics.fmean(values),
+        deviation,
+        error,
+        len(values),
+        group[0].paper,
+        group[0].paper_deviation,
+        _mean(record.evaluations for record in group),
+        _mean(record.seconds for record in group),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

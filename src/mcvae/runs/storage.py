@@ -1,0 +1,152 @@
+"""Run folders anywhere: what lies at a URL is worked on in a local copy, which is copied back; and their locks."""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from filelock import FileLock, Timeout
+
+from mcvae.runs.plain import RunError
+
+__all__ = ["RunFolder", "check_links", "held", "hold", "lock_of", "top_level"]
+
+
+def check_links(folder: Path) -> None:
+    """Refuse links in a run folder before writing to it: one that somebody sent might lead to other files of ours."""
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise RunError(
+                f"{path} is a link; a run folder is only written to if it has none. Put the file itself there."
+            )
+
+
+Work = Literal["training", "evaluating"]
+"""What a process may hold a run folder for; the two do not disturb each other."""
+
+
+def lock_of(folder: Path, work: str) -> FileLock:
+    """The lock for one kind of work in a folder. The system releases it when the process ends, however it ends."""
+    return FileLock(folder / f".{work}.lock", timeout=0, is_singleton=False)
+
+
+@contextmanager
+def hold(folder: Path, work: Work, place: str) -> Iterator[None]:
+    """Keep other processes from the same work in this folder; a RunError if one is at it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_of(folder, work)
+        lock.acquire()
+    except Timeout:
+        raise RunError(
+            f"another process is {work} {place}. Wait until it has ended, or choose another folder."
+        ) from None
+    except OSError as error:
+        raise RunError(f"{place} cannot be written to: {error.strerror}. Choose another folder.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def held(folder: Path, work: str) -> bool:
+    """Whether a process is at work in the folder."""
+    if not (folder / f".{work}.lock").exists():
+        return False
+    try:
+        with lock_of(folder, work):
+            return False
+    except (Timeout, OSError):
+        return True
+
+
+def top_level(name: str) -> bool:
+    """Results and weights, but no checkpoints, pictures or logs."""
+    return "/" not in name
+
+
+class RunFolder:
+    """A run folder as a local one.
+
+    A path is used as it is, `file://` included. Any other URL that fsspec knows (s3://, gs://, sftp://, memory://) is
+    copied to a temporary folder; `push` copies back what has changed since.
+
+    Args:
+        place: path or URL.
+        wanted: which files to fetch, by their names below the folder; all by default.
+
+    >>> RunFolder("runs/digits-vae-s0").path
+    PosixPath('runs/digits-vae-s0')
+    """
+
+    def __init__(self, place: str | Path, wanted: Callable[[str], bool] = lambda name: True):
+        self.place, self.path = str(place), Path(place)
+        self._system = None
+        if "://" not in self.place:
+            return
+        import fsspec  # type: ignore[import-untyped]
+        from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+        try:
+            system, root = fsspec.core.url_to_fs(self.place)
+        except (ImportError, ValueError) as error:
+            raise RunError(f"{self.place} cannot be used: {error}.") from None
+        if isinstance(system, LocalFileSystem):
+            self.path = Path(root)
+            return
+        self._system, self._root = system, root.rstrip("/")
+        self.path = Path(tempfile.mkdtemp(prefix="mcvae-"))
+        self._unsaved = False
+        atexit.register(self._remove)
+        self._fetch(wanted)
+
+    def _fetch(self, wanted: Callable[[str], bool]) -> None:
+        assert self._system is not None
+        try:
+            for found in self._system.find(self._root):
+                name = found.removeprefix(self._root).lstrip("/")
+                if ".." in PurePosixPath(name).parts:
+                    raise RunError(f"{self.place} holds a file whose name leads out of the folder: {name}.")
+                if wanted(name):
+                    (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+                    self._system.get_file(found, str(self.path / name))
+        except RunError:
+            raise
+        except Exception as error:  # every kind of storage has exceptions of its own
+            raise RunError(f"{self.place} cannot be read: {error}.") from error
+        self._known = self._files()
+
+    def _files(self) -> dict[str, tuple[int, int]]:
+        """Time and size of what is there, without files that are being written, in the order of their writing."""
+        found = [path for path in self.path.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        stats = {path.relative_to(self.path).as_posix(): path.stat() for path in found}
+        return {name: (s.st_mtime_ns, s.st_size) for name, s in sorted(stats.items(), key=lambda s: s[1].st_mtime_ns)}
+
+    def push(self) -> None:
+        """Copy to the URL what has changed, oldest first: a sound checkpoint is there before the newest is replaced."""
+        if self._system is None:
+            return
+        self._unsaved = True
+        try:
+            for name, stat in self._files().items():
+                if self._known.get(name) != stat:
+                    target = f"{self._root}/{name}"
+                    self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
+                    self._system.put_file(str(self.path / name), target)
+                    self._known[name] = stat
+            for name in self._known.keys() - self._files().keys():
+                self._system.rm_file(f"{self._root}/{name}")
+                del self._known[name]
+        except Exception as error:
+            raise RunError(
+                f"{self.path} could not be copied to {self.place}: {error}. Nothing is lost: it stays until you have "
+                "copied or removed it."
+            ) from error
+        self._unsaved = False
+
+    def _remove(self) -> None:
+        if not self._unsaved:
+            shutil.rmtree(self.path, ignore_errors=True)
