@@ -7,6 +7,7 @@ __all__ = ["EXTRAS", "MissingExtraError", "needs_extra"]
 
 EXTRAS = {
     "train": (
+        "filelock",
         "fsspec",
         "jsonargparse",
         "lightning",

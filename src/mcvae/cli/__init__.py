@@ -32,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         if not interrupted or end.code == 130:  # which has said how to continue
             raise
+    except ModuleNotFoundError:  # `mcvae.__main__` names the extra that brings it
+        raise
     except Exception as error:
         if debug and not interrupted:
             raise

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from mcvae._extras import needs_extra
 from mcvae.runs.config import check_name
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def load_images(
     check_name("data set", name, DATASETS)
     folder = data_root(root)
     try:
-        return DATASETS[name].load(folder, validation, download)
+        with needs_extra(f"the data set {name}"):
+            return DATASETS[name].load(folder, validation, download)
     except OSError as error:
         raise DataError(
             f"{name} cannot be read from {folder}: {error}. Check the folder's permissions and space, or choose "
