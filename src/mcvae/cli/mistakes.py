@@ -15,7 +15,9 @@ def sentence(error: Exception) -> str:
     >>> sentence(ValueError("--seeds must be at least 1, got 0."))
     '--seeds must be at least 1, got 0.'
     """
-    text = str(error).strip()
+    text = "\n".join(line.rstrip() for line in str(error).strip().splitlines())
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        text = f"{error.filename} cannot be used: {error.strerror}."
     if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
         return (
             "there is not enough memory for this. Choose smaller numbers, such as --data.batch_size, "
@@ -24,7 +26,7 @@ def sentence(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the settings refer to themselves. Write them out."
     if text and (type(error).__name__ in _MEANT or isinstance(error, ValueError | OSError)):
-        return text
+        return text if text.endswith((".", "?", "!")) else f"{text}."
     frame = traceback.extract_tb(error.__traceback__)[-1]
     reason = " ".join(text.split())[:300]
     return (

@@ -1,8 +1,9 @@
 """Commands and their options: each command is a dataclass of options and a function of it."""
 
 import difflib
+import re
 import sys
-from argparse import ArgumentError
+from argparse import ArgumentError, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -35,8 +36,8 @@ def parse(arguments: Sequence[str]) -> tuple[str, Callable[[Any], None], Any]:
     try:
         parsed = parser.parse_args(given)
         values = parser.instantiate(parsed)[parsed.command].as_dict()
-    except (UnicodeDecodeError, RecursionError, TypeError, AttributeError, ArgumentError) as error:
-        _refuse(f"mcvae {name}", f"these options cannot be read: {' '.join(str(error).split())}.")
+    except (ArgumentError, ArgumentTypeError, RecursionError, TypeError, AttributeError, ValueError, OSError) as error:
+        _refuse(f"mcvae {name}".strip(), _reason(error, name))
     module = import_module(f"mcvae.cli.{parsed.command}")
     values.pop("config", None)
     return f"mcvae {parsed.command}", module.run, module.Options(**values)
@@ -47,14 +48,17 @@ def build_parser(commands: Sequence[str] = COMMANDS) -> Any:
     from importlib.metadata import version
 
     parser = ArgumentParser(
-        prog="mcvae", description="Monte Carlo variational auto-encoders.", version=f"mcvae {version('mcvae')}"
+        prog="mcvae",
+        description="Monte Carlo variational auto-encoders.",
+        version=version("mcvae"),
+        exit_on_error=False,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subcommands = parser.add_subcommands(required=True, dest="command")
     for name in commands:
         module = import_module(f"mcvae.cli.{name}")
         summary = (module.run.__doc__ or "").splitlines()[0]
-        command = ArgumentParser(description=module.run.__doc__)
+        command = ArgumentParser(description=module.run.__doc__, exit_on_error=False)
         if name in _WITH_FILES:
             command.add_argument("--config", action="config", help="YAML file of these options")
         unnamed = {field.name: field for field in fields(module.Options) if "positional" in field.metadata}
@@ -105,6 +109,16 @@ def _check_options(name: str, parser: Any, arguments: Sequence[str]) -> None:
         allowed = option in known or (option.startswith(open_ended) and f"{option.partition('.')[0]}" in known)
         if is_option and not allowed and option.rstrip("+") not in known:
             _refuse(f"mcvae {name}", f"unknown option {option}.", option, sorted(known))
+
+
+def _reason(error: Exception, command: str) -> str:
+    """What the parser says, in one line and in words: of a union of types it lists every one."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"Does not validate against .*? Given value: ?", "Got an unsuitable value: ", text)
+    text = re.sub(r"<class '(\w+)'>|typing\.", r"\1", text).replace(f" {command}.", " ").replace("Parser key ", "")
+    if isinstance(error, RecursionError):
+        text = "they refer to themselves"
+    return f"these options cannot be read: {text.removesuffix('.')[:400]}."
 
 
 def _refuse(who: str, reason: str, word: str = "", known: Sequence[str] = ()) -> None:

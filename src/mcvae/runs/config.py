@@ -347,4 +347,4 @@ def parse_config(content: Any) -> TrainConfig:
     try:
         return TrainConfig(**parser.instantiate(parser.parse_object(content)).as_dict())
     except (ArgumentError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(" ".join(str(error).split()).replace("Parser key ", "")) from None

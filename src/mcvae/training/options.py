@@ -26,6 +26,8 @@ _RESERVED = {
     "reload_dataloaders_every_n_epochs": "the epoch decides the order of the data",
     "use_distributed_sampler": "batches are shared among processes already",
 }
+_LEAST = {"devices": -1, "num_nodes": 1, "accumulate_grad_batches": 1, "check_val_every_n_epoch": 1}
+"""Where Lightning itself has no words for less; -1 devices are all there are."""
 
 
 def check_trainer(options: Mapping[str, Any]) -> None:
@@ -43,8 +45,9 @@ def check_trainer(options: Mapping[str, Any]) -> None:
             raise ValueError("runs need processes of their own: use --trainer.strategy ddp.")
         if name == "logger" and not isinstance(value, bool):
             raise ValueError(f"--trainer.logger is true (TensorBoard) or false, got {value!r}.")
-        if name in ("devices", "num_nodes") and isinstance(value, int) and value < (-1 if name == "devices" else 1):
-            raise ValueError(f"--trainer.{name} must be a number of them, got {value}.")
+        least = _LEAST.get(name)
+        if least is not None and isinstance(value, int) and (value < least or (name == "devices" and value == 0)):
+            raise ValueError(f"--trainer.{name} must be at least 1, got {value}.")
 
 
 @cache

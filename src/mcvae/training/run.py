@@ -322,6 +322,8 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Images, home: RunFolde
         return
     if rows[-1]["train_bound"] == "":
         _give_up(parts, config, home, f"no step of epoch {reached} had a finite loss and gradient: all were skipped.")
+    if rows[-1]["val_bound"] != rows[-1]["val_bound"]:  # NaN: the weights are ruined; one bad chain would give -inf
+        _give_up(parts, config, home, "the bound of validation images cannot be evaluated any more.")
     parts.model.float()  # whatever --trainer.precision was
     save_model(home.path, parts.model, parts.objective, config, images.shape)
     paths = parts.pictures.draw(parts.model)
