@@ -8,7 +8,7 @@ from typing import Literal
 
 from mcvae.cli.progress import live_table
 from mcvae.experiments.cells import SweepError
-from mcvae.runs.config import check_name
+from mcvae.runs.naming import check_name
 from mcvae.runs.method import parse_key
 
 __all__ = ["Options", "run"]

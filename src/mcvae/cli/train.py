@@ -3,7 +3,8 @@
 from dataclasses import dataclass, fields
 
 from mcvae.data import DATASETS
-from mcvae.runs.config import TrainConfig, check, check_name
+from mcvae.runs.config import TrainConfig, check
+from mcvae.runs.naming import check_name
 from mcvae.training.options import check_trainer
 
 __all__ = ["Options", "run"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mcvae._extras import needs_extra
-from mcvae.runs.config import check_name
+from mcvae.runs.naming import check_name
 
 if TYPE_CHECKING:
     from mcvae.data.images import Images

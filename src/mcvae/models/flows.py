@@ -31,7 +31,8 @@ class FlowEncoder(nn.Module):
     def __init__(
         self, network: nn.Module, latent_dim: int, flow: str = "realnvp", num_layers: int = 4, hidden: int = 128
     ):
-        from zuko.flows import NSF, RealNVP  # only users of flows pay for the import
+        with needs_extra("FlowEncoder"):
+            from zuko.flows import NSF, RealNVP  # only users of flows pay for the import
 
         super().__init__()
         if flow not in FLOWS:

@@ -1,6 +1,5 @@
 """What a run is, as plain data: read from YAML and the command line, written to `config.yaml`. Imports no torch."""
 
-import difflib
 from argparse import ArgumentError
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
@@ -9,6 +8,7 @@ from typing import Any, Literal
 
 import yaml
 
+from mcvae.runs.naming import check_name
 from mcvae.runs.method import MethodConfig, key_of, method_named, settled
 from mcvae.runs.plain import RunError, read_yaml, write_atomically
 
@@ -23,7 +23,6 @@ __all__ = [
     "RunConfig",
     "TrainConfig",
     "check",
-    "check_name",
     "default_folder",
     "parse_config",
     "read_config",
@@ -224,20 +223,6 @@ class EvaluationSettings:
         where = ("memory", "device", "processes", "epoch", "split", "simulated", "compare_iwae")
         plain = asdict(EvaluationSettings())
         return {name: value for name, value in asdict(self).items() if name not in where and value != plain.get(name)}
-
-
-def check_name(what: str, name: str, known: Iterable[str]) -> None:
-    """Raise a ValueError, with a guess, if a name is not among those known.
-
-    >>> check_name("likelihood", "bernouli", LIKELIHOODS)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: unknown likelihood 'bernouli'; known: bernoulli, ... Did you mean 'bernoulli'?
-    """
-    names = list(known)
-    if name not in names:
-        close = difflib.get_close_matches(str(name).lower(), names, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(names)}.{hint}")
 
 
 def default_folder(config: TrainConfig) -> str:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mcvae.runs.config import check_name
+from mcvae.runs.naming import check_name
 
 __all__ = ["check_trainer"]
 

@@ -1,0 +1,20 @@
+"""Names that a user may mistype."""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["check_name"]
+
+
+def check_name(what: str, name: str, known: Iterable[str]) -> None:
+    """Raise a ValueError, with a guess, if a name is not among those known.
+
+    >>> check_name("likelihood", "bernouli", ["bernoulli", "gaussian"])
+    Traceback (most recent call last):
+    ValueError: unknown likelihood 'bernouli'; known: bernoulli, gaussian. Did you mean 'bernoulli'?
+    """
+    names = list(known)
+    if name not in names:
+        close = difflib.get_close_matches(str(name).lower(), names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(names)}.{hint}")
