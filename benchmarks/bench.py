@@ -311,8 +311,6 @@ def one_case(name: str, policy: str) -> None:
     """Run by `alone` in a process of its own."""
     if policy == "kept":
         mcvae.keep_memory()
-    else:
-        mcvae.evidence.keep_memory = lambda: None
     problem = Problem(100)
     cases = {
         "VAE step": lambda: problem.gradients(problem.ours, by_package(objective("vae"))),

@@ -38,7 +38,10 @@ def run(options: Options) -> None:
     from rich.console import Console
     from rich.progress import track
 
+    from mcvae.allocator import keep_memory
     from mcvae.training.evaluate_run import WHOLE, evaluate_run
+
+    keep_memory()
 
     for each in runs:
         shown = Console(stderr=True)

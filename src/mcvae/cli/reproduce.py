@@ -8,8 +8,8 @@ from typing import Literal
 
 from mcvae.cli.progress import live_table
 from mcvae.experiments.cells import SweepError
-from mcvae.runs.naming import check_name
 from mcvae.runs.method import parse_key
+from mcvae.runs.naming import check_name
 
 __all__ = ["Options", "run"]
 

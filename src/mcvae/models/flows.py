@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
+from mcvae._extras import needs_extra
 from mcvae.models.networks import single
 
 __all__ = ["FLOWS", "FlowEncoder"]

@@ -1,15 +1,14 @@
 """What a run is, as plain data: read from YAML and the command line, written to `config.yaml`. Imports no torch."""
 
 from argparse import ArgumentError
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from mcvae.runs.naming import check_name
 from mcvae.runs.method import MethodConfig, key_of, method_named, settled
+from mcvae.runs.naming import check_name
 from mcvae.runs.plain import RunError, read_yaml, write_atomically
 
 __all__ = [

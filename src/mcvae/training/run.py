@@ -17,7 +17,7 @@ from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import mcvae
-from mcvae.allocator import keep_memory
+from mcvae.allocator import keep_memory, return_memory
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.data import TRANSFORMS, Batches, Images, load_images
 from mcvae.models import LatentVariableModel
@@ -150,7 +150,7 @@ class _Parts(NamedTuple):
 
 
 def _assemble(config: TrainConfig, images: Images, home: RunFolder) -> _Parts:
-    keep_memory()
+    return_memory() if config.run.memory == "low" else keep_memory()
     seed_everything(config.run.seed, verbose=False)
     model, objective = build(config.model, config.method, images.shape)
     module = VariationalTraining(
