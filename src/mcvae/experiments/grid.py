@@ -14,10 +14,10 @@ from mcvae.runs.config import (
     RunConfig,
     TrainConfig,
     check,
-    check_name,
     parse_config,
 )
 from mcvae.runs.method import parse_key
+from mcvae.runs.naming import check_name
 from mcvae.runs.plain import RunError, checked
 from mcvae.training.options import check_trainer
 
