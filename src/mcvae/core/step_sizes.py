@@ -111,10 +111,10 @@ class RelativeStepSizes(StepSizes):
         self.num_steps, self.relative, self.unit = relative.num_steps, relative, unit
 
     def forward(self, initial: Distribution | None = None) -> Tensor:
-        """See `StepSizes`; `[K, B, D]`."""
-        if initial is None:
-            raise ValueError("relative step sizes need the initial distribution: call them with bridge.initial.")
+        """See `StepSizes`; `[K, B, D]`, or the relative ones if there is no initial distribution to relate them to."""
         values: Tensor = self.relative()
+        if initial is None:
+            return values
         values = values.unsqueeze(-1) if values.dim() == 1 else values  # [K, 1] or [K, B]
         unit = self.unit(standard_deviation(initial)).detach()
         return values.to(unit).unsqueeze(-1) * unit

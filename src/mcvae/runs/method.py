@@ -36,7 +36,8 @@ class MethodConfig:
         alpha: order of the renyi bound, between 0 (iwae) and 1 (elbo).
         schedule: temperatures of the steps.
         step_size: where step sizes start, or what they are if fixed.
-        step_sizes: the paper's adaptive rule (adaptive), learned through the bound, or fixed.
+        step_sizes: the paper's adaptive rule (adaptive), learned through the bound, learned in units of q's scales
+            (relative), or fixed.
         backward: backward kernels of l-mcvae: the reversal of the move, or a learned Gaussian.
         damping: share of the momentum that survives a move of uha; friction, where it starts, of ldvi and cmcd-ud.
         control_variate: of a-mcvae: stopped needs one chain, leave-one-out, the paper's, at least two.
@@ -50,7 +51,7 @@ class MethodConfig:
     alpha: float = 0.5
     schedule: Literal["linear", "sigmoid", "learned"] | None = None
     step_size: float | None = None
-    step_sizes: Literal["adaptive", "learned", "fixed"] | None = None
+    step_sizes: Literal["adaptive", "learned", "relative", "fixed"] | None = None
     backward: Literal["reversal", "learned"] | None = None
     damping: float | None = None
     control_variate: Literal["stopped", "leave-one-out", "none"] | None = None
@@ -165,7 +166,7 @@ _BOUND = Choice("bound", {"elbo": ", ELBO", "iwae": ", importance-weighted", "re
 _BACKWARD = Choice("backward", {"reversal": "", "learned": ", learned backward kernels"})
 _ANNEALED = (_SCHEDULE, _STEPS, _SAMPLES, _BOUND)
 _ADAPTIVE = {"schedule": "linear", "step_sizes": "adaptive", "step_size": 0.01}
-_LEARNED = {"schedule": "learned", "step_sizes": "learned", "step_size": 0.01}
+_LEARNED = {"schedule": "learned", "step_sizes": "relative", "step_size": 0.1}
 
 
 def _bound(config: MethodConfig) -> Any:
@@ -188,12 +189,11 @@ def _annealed(recipe: str, target: float = 0.9, **options: Callable[[MethodConfi
         from mcvae.core import recipes, schedules, step_sizes
 
         num_steps, step_size = config.num_steps, config.step_size or 0.01
-        steps: step_sizes.StepSizes
+        steps: step_sizes.StepSizes = step_sizes.LearnedStepSizes(num_steps, step_size)
         if config.step_sizes == "adaptive":
             steps = step_sizes.ScoreScaled(num_steps, latent_dim, step_size, target=target)
-        else:
-            kinds = {"fixed": step_sizes.FixedStepSizes, "learned": step_sizes.LearnedStepSizes}
-            steps = kinds[config.step_sizes or "fixed"](num_steps, step_size)
+        elif config.step_sizes == "fixed":
+            steps = step_sizes.FixedStepSizes(num_steps, step_size)
         spacing = {
             "linear": schedules.LinearSchedule,
             "sigmoid": schedules.SigmoidSchedule,
@@ -208,6 +208,9 @@ def _annealed(recipe: str, target: float = 0.9, **options: Callable[[MethodConfi
             bound=_bound(config),
             **{name: option(config, latent_dim, context_dim) for name, option in options.items()},
         )
+        if config.step_sizes == "relative":
+            kernel: Any = built.kernels[0]
+            built.step_sizes = step_sizes.RelativeStepSizes(steps, kernel.step_unit)
         return built
 
     return build
@@ -317,7 +320,7 @@ METHODS = {
         "h",
         _annealed("ldvi", context_dim=_context, friction=_friction),
         _ANNEALED,
-        _LEARNED | {"step_size": 0.1, "damping": 1.0},
+        _LEARNED | {"step_size": 0.3, "damping": 1.0},
     ),
     "cmcd-ud": Method(
         "CMCD-UD",
@@ -326,7 +329,7 @@ METHODS = {
         "X",
         _annealed("cmcd_ud", context_dim=_context, friction=_friction),
         _ANNEALED,
-        _LEARNED | {"step_size": 0.1, "damping": 1.0},
+        _LEARNED | {"step_size": 0.3, "damping": 1.0},
     ),
     "realnvp": Method(
         "VAE with RealNVP",
