@@ -18,7 +18,7 @@ from lightning import Trainer
 import mcvae
 from mcvae.cli import main
 from mcvae.experiments.cells import Attempts, Cell, SweepError, _look, _write_attempts, run_cells
-from mcvae.experiments.grid import grid
+from mcvae.experiments.grid import Grid
 from mcvae.report.comparison import answers, groups, rows
 from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from mcvae.runs.discovery import find
@@ -321,7 +321,7 @@ def test_what_changed_in_the_evaluation_repeats_the_evaluation_only(tmp_path):
 
     def sweep(num_samples, **more):
         asked = {**evaluation, "num_samples": num_samples}
-        run_cells(tmp_path, grid(["digits"], ["vae"], 1, settings | more, {}, asked))
+        run_cells(tmp_path, Grid(["digits"], ["vae"], 1, settings | more, {}, asked).cells())
 
     sweep(2)
     folder = tmp_path / "digits-vae-s0"
