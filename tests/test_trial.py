@@ -192,6 +192,11 @@ def test_a_trial_leaves_nothing(tmp_path, monkeypatch, capsys):
     assert main(["train", "--method", "vae", *SHORT, "--trainer.fast_dev_run", "true"]) == 0
     assert "nothing of it is kept" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+    old = make_run(tmp_path / "old")  # of a release that kept them
+    config = yaml.safe_load((old / "config.yaml").read_text()) | {"trainer": {"fast_dev_run": True}}
+    (old / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["compare", str(old)]) == 1
+    assert "is a trial" in capsys.readouterr().err
 
 
 def test_an_epoch_that_was_cut_short_does_not_count(tmp_path, capsys):
@@ -269,6 +274,21 @@ def test_two_evaluations_of_one_run_are_refused_but_training_goes_on_beside(copy
         evaluate_run(copy, num_steps=2, num_samples=2, limit=4)
     with hold(copy, "training", str(copy)):
         evaluate_run(copy, num_steps=2, num_samples=2, limit=4, simulated=0)
+
+
+def test_a_lock_that_leads_elsewhere_is_not_followed(copy, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (copy / "result.json").unlink()
+    (copy / ".training.lock").unlink(missing_ok=True)
+    (copy / ".training.lock").symlink_to(tmp_path / "mine")
+    assert find([str(copy)]).runs[0].state == "interrupted"
+    with pytest.raises(RunError, match="is a link"):
+        train(resume=copy)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / ".training.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(RunError, match="is a link"):
+        train(configuration(tmp_path / "new"))
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 RACE = """
@@ -378,7 +398,7 @@ def test_suggested_commands_can_be_pasted(tmp_path, capsys):
     assert shlex.split(command) == ["mcvae", "evaluate", str(place)]
     (place / "result.json").unlink()
     assert main(["compare", str(place)]) == 1
-    command = capsys.readouterr().err.split("continue it with: ")[1].strip()
+    command = capsys.readouterr().err.split("continue it (")[1].strip().removesuffix(").")
     assert shlex.split(command) == ["mcvae", "train", "--resume", str(place)]
 
 
