@@ -8,7 +8,7 @@ from pathlib import Path
 from mcvae.cli.progress import live_table
 from mcvae.experiments.cells import SweepError
 from mcvae.experiments.paper import NAMES, ReproductionOptions
-from mcvae.runs.config import check_name
+from mcvae.runs.config import check_name, check_range
 
 __all__ = ["Options", "run"]
 
@@ -38,9 +38,8 @@ def run(options: Options) -> None:
     """
     check_name("experiment", options.name, [*NAMES, "all"])
     options.check()
-    for name, value in (("workers", options.workers), ("retries", options.retries)):
-        if value < 0:
-            raise ValueError(f"--{name} must be at least 0, got {value}.")
+    check_range("workers", options.workers, 0)
+    check_range("retries", options.retries, 0)
     from mcvae.experiments.reproduction import reproduce
     from mcvae.report.present import present
 

@@ -9,6 +9,7 @@ from mcvae.cli.progress import live_table
 from mcvae.experiments.cells import Cluster, run_cells
 from mcvae.experiments.grid import Grid
 from mcvae.report.comparison import show as show_table
+from mcvae.runs.config import check_range
 from mcvae.runs.discovery import find
 from mcvae.runs.records import write_records
 
@@ -45,9 +46,7 @@ def run(options: Options) -> None:
     evaluation alone was changed, only the evaluation is repeated.
     """
     for name, least in {"workers": 1, "threads": 1, "retries": 0, "gpus": 0}.items():
-        value = getattr(options, name)
-        if value is not None and not value >= least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}.")
+        check_range(name, getattr(options, name), least)
     if "://" in options.out:
         raise ValueError(f"--out must be a folder that all workers share, got {options.out}.")
     cells = options.cells()

@@ -15,6 +15,7 @@ from mcvae.runs.config import (
     TrainConfig,
     check,
     check_name,
+    check_range,
     parse_config,
 )
 from mcvae.runs.method import parse_key
@@ -54,8 +55,7 @@ class Grid:
         >>> [cell.name for cell in grid.cells()][:2]
         ['digits-vae-learning_rate=0.001-s0', 'digits-vae-learning_rate=0.001-s1']
         """
-        if self.seeds < 1:
-            raise ValueError(f"--seeds must be at least 1, got {self.seeds}.")
+        check_range("seeds", self.seeds, 1, 10**5)
         for what, given in (("data", self.data), ("methods", self.methods), *self.vary.items()):
             if not isinstance(given, list | tuple) or not given or len(set(map(str, given))) < len(given):
                 raise ValueError(f"{what} must be a list of different values, got {given!r}.")

@@ -6,6 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
+from mcvae.runs.config import check_range
 from mcvae.runs.method import parse_key
 
 __all__ = ["NAMES", "ReproductionOptions", "paper_value", "paper_values"]
@@ -36,9 +37,8 @@ class ReproductionOptions:
 
     def check(self) -> None:
         """Raise a ValueError that names the option, for values that make no sense."""
-        for name, value, least in (("seeds", self.seeds, 1), ("limit", self.limit, 2)):
-            if value is not None and value < least:
-                raise ValueError(f"--{name} must be at least {least}, got {value}.")
+        check_range("seeds", self.seeds, 1)
+        check_range("limit", self.limit, 2)
         for method in self.methods or ():
             parse_key(method)
         epochs = self.epochs
