@@ -10,8 +10,8 @@ import torch
 import mcvae
 from mcvae.cli import main
 from mcvae.experiments import image_tables, ppca_gradients as ppca, toy_parameters, toy_posterior
-from mcvae.experiments.paper import paper_value, paper_values
-from mcvae.experiments.reproduction import EXPERIMENTS, Options, reproduce
+from mcvae.experiments.paper import NAMES, paper_value, paper_values
+from mcvae.experiments.reproduction import EXPERIMENTS, ReproductionOptions as Options, reproduce
 from mcvae.models import PPCA, LatentVariableModel, Ring
 from mcvae.report.figures import FIGURES, draw
 from mcvae.report.present import present
@@ -160,11 +160,11 @@ def test_curves_use_the_runs_of_the_table(tiny):
 
 
 def test_unfinished_training_can_be_looked_at(tiny, tmp_path):
-    cell = EXPERIMENTS["mnist"].cells(Options(methods=("vae",)))[0]
+    cell = EXPERIMENTS["mnist"].cells(Options(methods=["vae"]))[0]
     folder = tmp_path / "quick-clean" / "cells" / cell.name
     folder.mkdir(parents=True)
     (folder / "metrics.csv").write_text("epoch,val_bound,val_nll,seconds\n1,-20.0,,3.5\n")
-    found = reproduce("training-curves", Options(methods=("vae",)), tmp_path, collect=True)
+    found = reproduce("training-curves", Options(methods=["vae"]), tmp_path, collect=True)
     (record,) = read_records(found / "records.csv")
     assert (record.metric, record.value, record.epoch, record.seconds) == ("validation_negative_elbo", 20.0, 1, 3.5)
     present(found)
@@ -172,7 +172,7 @@ def test_unfinished_training_can_be_looked_at(tiny, tmp_path):
 
 
 def test_both_protocols_differ_in_what_they_should(tiny):
-    clean, paper = (EXPERIMENTS["mnist"].cells(Options(protocol=p, methods=("vae",)))[0] for p in ("clean", "paper"))
+    clean, paper = (EXPERIMENTS["mnist"].cells(Options(protocol=p, methods=["vae"]))[0] for p in ("clean", "paper"))
     assert clean.settings["config"]["optimizer"]["milestones"]
     assert clean.settings["config"]["optimizer"]["clip"] > 0
     assert paper.settings["config"]["optimizer"]["milestones"] == []
@@ -207,8 +207,19 @@ def test_mistakes_are_named(tmp_path, arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_every_experiment_has_a_figure():
+def test_every_experiment_has_a_figure_and_a_name():
     assert set(FIGURES) == set(EXPERIMENTS)
+    assert list(EXPERIMENTS) == list(NAMES)
+
+
+def test_what_a_user_chooses_is_not_replaced_and_digits_are_called_digits(tiny, tmp_path):
+    """The quick preset of photographs is short, but not if somebody asks for more, be it the default of digits."""
+    asked = Options(methods=["vae"], epochs=[10, 30], limit=300)
+    settings = EXPERIMENTS["cifar10"].cells(asked)[0].settings
+    assert (settings["config"]["run"]["epochs"], settings["evaluation"]["limit"]) == (30, 300)
+    own = EXPERIMENTS["cifar10"].cells(Options(methods=["vae"]))[0].settings
+    assert (own["config"]["run"]["epochs"], own["evaluation"]["limit"]) == (5, 50)
+    assert "on digits instead" in json.loads((tiny / "quick-clean/mnist/provenance.json").read_text())["title"]
 
 
 def test_tables_show_the_papers_number_and_deviation_over_seeds():

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from mcvae.cli import main
-from mcvae.experiments.grid import grid
+from mcvae.experiments.grid import Grid
 from mcvae.runs.records import read_records
 
 SMALL = {"data.limit": 100, "data.batch_size": 50, "model.latent_dim": 2, "run.epochs": 2}
@@ -41,7 +41,7 @@ def test_cells_agree_between_two_workers_and_a_ray_cluster(tmp_path, capsys):
 
 
 def test_names_of_a_grid_are_stable_and_mistakes_are_named():
-    cells = grid(["digits"], ["vae"], 1, SMALL, {"trainer": [{"precision": "32-true"}]}, {})
+    cells = Grid(["digits"], ["vae"], 1, SMALL, {"trainer": [{"precision": "32-true"}]}, {}).cells()
     assert [cell.name for cell in cells] == ["digits-vae-trainer=__precision____32-true__-s0"]
     for settings, message in [
         ({"run.epoch": 3}, "unknown setting 'run.epoch'"),
@@ -50,9 +50,9 @@ def test_names_of_a_grid_are_stable_and_mistakes_are_named():
         ({"run.folder": "../elsewhere"}, "decided by the grid"),
     ]:
         with pytest.raises(ValueError, match=message):
-            grid(["digits"], ["vae"], 1, settings, {}, {})
+            Grid(["digits"], ["vae"], 1, settings, {}, {}).cells()
     with pytest.raises(ValueError, match="unknown method 'vea'"):
-        grid(["digits"], ["vea"], 1, {}, {}, {})
+        Grid(["digits"], ["vea"], 1, {}, {}, {}).cells()
 
 
 def test_an_unreachable_cluster_is_named(tmp_path, capsys):

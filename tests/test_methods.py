@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -130,7 +131,10 @@ def test_old_paths_still_work_and_say_where_to_go():
 
     pairs = [(old, new) for old, new in MOVED.items() if old != "mcvae.recipes"]
     program = "import importlib as i\n" + "\n".join(
-        f"assert i.import_module({old!r}) is i.import_module({new!r}), {old!r}" for old, new in pairs
+        f"assert i.import_module({old!r}).{name} is i.import_module({path!r}).{name}, {old!r}"
+        for old, new in pairs
+        for path in new.split()
+        for name in import_module(path).__all__
     )
     done = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

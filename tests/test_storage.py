@@ -212,7 +212,7 @@ def test_a_hostile_checkpoint_is_refused_and_the_previous_one_used(straight, tmp
         ("data: [", "while parsing"),
         ("", "NoneType"),
         ("data: !!python/object/apply:os.system ['touch executed']", "could not determine a constructor"),
-        ("trainer: {logger: {class_path: hostile.Anything}}", "Parser key"),
+        ("trainer: {logger: {class_path: hostile.Anything}}", "trainer"),
         ("run: {epochs: many}", "run.epochs"),
         ("method: {schedule: cosine}", "method.schedule"),
         ("run: {colour: red}", "colour"),

@@ -18,7 +18,7 @@ from lightning import Trainer
 import mcvae
 from mcvae.cli import main
 from mcvae.experiments.cells import Attempts, Cell, SweepError, _look, _write_attempts, run_cells
-from mcvae.experiments.grid import grid
+from mcvae.experiments.grid import Grid
 from mcvae.report.comparison import answers, groups, rows
 from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from mcvae.runs.discovery import find
@@ -192,6 +192,11 @@ def test_a_trial_leaves_nothing(tmp_path, monkeypatch, capsys):
     assert main(["train", "--method", "vae", *SHORT, "--trainer.fast_dev_run", "true"]) == 0
     assert "nothing of it is kept" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+    old = make_run(tmp_path / "old")  # of a release that kept them
+    config = yaml.safe_load((old / "config.yaml").read_text()) | {"trainer": {"fast_dev_run": True}}
+    (old / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["compare", str(old)]) == 1
+    assert "is a trial" in capsys.readouterr().err
 
 
 def test_an_epoch_that_was_cut_short_does_not_count(tmp_path, capsys):
@@ -271,6 +276,21 @@ def test_two_evaluations_of_one_run_are_refused_but_training_goes_on_beside(copy
         evaluate_run(copy, num_steps=2, num_samples=2, limit=4, simulated=0)
 
 
+def test_a_lock_that_leads_elsewhere_is_not_followed(copy, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (copy / "result.json").unlink()
+    (copy / ".training.lock").unlink(missing_ok=True)
+    (copy / ".training.lock").symlink_to(tmp_path / "mine")
+    assert find([str(copy)]).runs[0].state == "interrupted"
+    with pytest.raises(RunError, match="is a link"):
+        train(resume=copy)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / ".training.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(RunError, match="is a link"):
+        train(configuration(tmp_path / "new"))
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 RACE = """
 import sys
 from mcvae.cli import main
@@ -321,7 +341,7 @@ def test_what_changed_in_the_evaluation_repeats_the_evaluation_only(tmp_path):
 
     def sweep(num_samples, **more):
         asked = {**evaluation, "num_samples": num_samples}
-        run_cells(tmp_path, grid(["digits"], ["vae"], 1, settings | more, {}, asked))
+        run_cells(tmp_path, Grid(["digits"], ["vae"], 1, settings | more, {}, asked).cells())
 
     sweep(2)
     folder = tmp_path / "digits-vae-s0"
@@ -378,7 +398,7 @@ def test_suggested_commands_can_be_pasted(tmp_path, capsys):
     assert shlex.split(command) == ["mcvae", "evaluate", str(place)]
     (place / "result.json").unlink()
     assert main(["compare", str(place)]) == 1
-    command = capsys.readouterr().err.split("continue it with: ")[1].strip()
+    command = capsys.readouterr().err.split("continue it (")[1].strip().removesuffix(").")
     assert shlex.split(command) == ["mcvae", "train", "--resume", str(place)]
 
 

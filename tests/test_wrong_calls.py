@@ -395,7 +395,7 @@ WORDS = st.sampled_from([name for _, name, _ in EVERY_OPTION] + ["--", "-", "--=
 
 @OFTEN
 @given(
-    command=st.sampled_from(COMMANDS),
+    command=st.sampled_from([*COMMANDS]),
     words=st.lists(WORDS | st.text(max_size=6) | st.integers().map(str), max_size=5),
 )
 def test_any_arguments_are_parsed_or_refused(command, words, tmp_path, monkeypatch):

@@ -26,11 +26,11 @@ MOVED = {f"mcvae.{name}": f"mcvae.core.{name}" for name in _TO_CORE.split()} | {
     "mcvae.training.config": "mcvae.runs.config",
     "mcvae.training.demo": "mcvae.experiments.demonstration",
     "mcvae.training.evaluation": "mcvae.training.evaluate_run",
-    "mcvae.training.files": "mcvae.training.loading",
+    "mcvae.training.files": "mcvae.training.loading mcvae.runs.config mcvae.runs.plain",
     "mcvae.training.methods": "mcvae.runs.method",
-    "mcvae.training.storage": "mcvae.runs.storage",
+    "mcvae.training.storage": "mcvae.runs.storage mcvae.runs.plain",
 }
-"""Old module path to new one."""
+"""Old module path to new one, or to several, whose names it has."""
 
 RENAMED = {"none": "no_control_variate", "Fixed": "FixedStepSizes", "Learned": "LearnedStepSizes"}
 """Old public name to new one."""
@@ -56,7 +56,11 @@ class _Finder(MetaPathFinder, Loader):
         old, new = module.__name__, MOVED[module.__name__]
         if old != "mcvae.recipes":  # a public name that stays
             warnings.warn(f"{old} is now {new}; the old path will go.", DeprecationWarning, stacklevel=2)
-        sys.modules[old] = import_module(new)
+        parts = [import_module(path) for path in new.split()]
+        if len(parts) == 1:
+            sys.modules[old] = parts[0]
+        for part in parts[::-1]:  # names of the first win
+            vars(module).update({name: getattr(part, name) for name in part.__all__})
 
 
 def install() -> None:

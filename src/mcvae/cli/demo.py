@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass
 
 from mcvae.report.comparison import show
-from mcvae.runs.config import RunConfig, TrainConfig, check
+from mcvae.runs.config import check_range
 from mcvae.runs.discovery import find
 
 __all__ = ["Options", "run"]
@@ -29,10 +29,8 @@ def run(options: Options) -> None:
     """Train four methods on bundled digits with one budget, evaluate them on test images, and compare."""
     if "://" in options.folder:
         raise ValueError(f"--folder must be a folder of this machine, got {options.folder}.")
-    try:
-        check(TrainConfig(run=RunConfig(epochs=options.epochs, seed=options.seed)))
-    except ValueError as error:
-        raise ValueError(str(error).replace("--run.", "--")) from None
+    check_range("epochs", options.epochs, 1, 10**7)
+    check_range("seed", options.seed, 0, 2**32 - 1)
     from mcvae.experiments.demonstration import run_demo
 
     show(find(run_demo(options.folder, options.epochs, options.seed)).runs)

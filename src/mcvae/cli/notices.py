@@ -26,7 +26,7 @@ def tell(found: Found, *, unfinished: bool = True) -> list[Run]:
         elif run.state == "training":
             sentences.append(f"{run.place} is still training.")
         else:
-            sentences.append(f"{run.place} is not finished; continue it with: mcvae train --resume {place}")
+            sentences.append(f"{run.place} is not finished; continue it (mcvae train --resume {place}).")
     if not shown:
         raise RunError(" ".join(sentences) or "there are only reproductions here; show them with mcvae report.")
     for sentence in sentences:

@@ -16,8 +16,9 @@ from mcvae.runs.method import said_by
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
-COMMANDS = ("train", "evaluate", "sample", "compare", "report", "methods", "demo", "reproduce", "sweep")
-"""Each is a module here, with a dataclass `Options` and a function `run(options)`."""
+_HERE = ("train", "evaluate", "sample", "compare", "report", "methods", "demo", "reproduce", "sweep")
+COMMANDS = {name: f"mcvae.cli.{name}" for name in _HERE}
+"""Commands, each a module with a dataclass `Options` and a function `run(options)`."""
 _WITH_FILES = ("train", "sweep")
 """Commands that read options from a YAML file, too."""
 
@@ -28,23 +29,23 @@ def parse(arguments: Sequence[str]) -> tuple[str, Callable[[Any], None], Any]:
     if given[:1] == ["train"]:
         given = expand(given)
     name = given[0] if given else ""
-    parser = build_parser([name] if name in COMMANDS else COMMANDS)
+    parser = build_parser([name] if name in COMMANDS else [*COMMANDS])
     if name in COMMANDS:
         _check_options(name, parser, given[1:])
     elif name and not name.startswith("-"):
-        _refuse("mcvae", f"unknown command {name!r}; known: {', '.join(COMMANDS)}.", name, COMMANDS)
+        _refuse("mcvae", f"unknown command {name!r}; known: {', '.join(COMMANDS)}.", name, [*COMMANDS])
     try:
         parsed = parser.parse_args(given)
         values = parser.instantiate(parsed)[parsed.command].as_dict()
     except (ArgumentError, ArgumentTypeError, RecursionError, TypeError, AttributeError, ValueError, OSError) as error:
         _refuse(f"mcvae {name}".strip(), _reason(error, name))
-    module = import_module(f"mcvae.cli.{parsed.command}")
+    module = import_module(COMMANDS[parsed.command])
     values.pop("config", None)
     return f"mcvae {parsed.command}", module.run, module.Options(**values)
 
 
-def build_parser(commands: Sequence[str] = COMMANDS) -> Any:
-    """The parser of some commands, with a subparser each."""
+def build_parser(commands: Sequence[str] | None = None) -> Any:
+    """The parser of some commands, or of all, with a subparser each."""
     from importlib.metadata import version
 
     parser = ArgumentParser(
@@ -55,8 +56,8 @@ def build_parser(commands: Sequence[str] = COMMANDS) -> Any:
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subcommands = parser.add_subcommands(required=True, dest="command")
-    for name in commands:
-        module = import_module(f"mcvae.cli.{name}")
+    for name in commands or COMMANDS:
+        module = import_module(COMMANDS[name])
         summary = (module.run.__doc__ or "").splitlines()[0]
         command = ArgumentParser(description=module.run.__doc__, exit_on_error=False)
         if name in _WITH_FILES:

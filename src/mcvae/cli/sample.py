@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mcvae.runs.config import check_range
 from mcvae.runs.plain import RunError, read_json
 from mcvae.runs.storage import RunFolder, check_links, top_level
 
@@ -27,8 +28,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Draw images from a trained run."""
-    if not 1 <= options.number <= 10_000:
-        raise ValueError(f"--number must be at least 1 and at most 10,000, got {options.number}.")
+    check_range("number", options.number, 1, 10_000)
     home = RunFolder(options.folder, top_level)
     check_links(home.path)
     if not (home.path / "model.json").is_file():

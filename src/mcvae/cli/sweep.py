@@ -1,14 +1,15 @@
 """mcvae sweep."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mcvae.cli.progress import live_table
 from mcvae.experiments.cells import Cluster, run_cells
-from mcvae.experiments.grid import grid
+from mcvae.experiments.grid import Grid
 from mcvae.report.comparison import show as show_table
+from mcvae.runs.config import check_range
 from mcvae.runs.discovery import find
 from mcvae.runs.records import write_records
 
@@ -16,16 +17,10 @@ __all__ = ["Options", "run"]
 
 
 @dataclass
-class Options:
+class Options(Grid):
     """What to try, and where.
 
     Args:
-        data: data sets.
-        methods: such as vae, iwae-10, l-mcvae-sigmoid-k5, a-mcvae-k3-n5, uha-k10, realnvp.
-        seeds: how many.
-        settings: of every run, by dotted name, such as '{run.epochs: 20, data.batch_size: 50}'.
-        vary: lists of values by dotted name, such as '{optimizer.learning_rate: [0.001, 0.0003]}'.
-        evaluation: options of mcvae evaluate, such as '{limit: 100, num_steps: 32, num_samples: 16}'.
         out: folder of the cells.
         workers: processes; as many as there are cores if not given.
         threads: of each process.
@@ -35,12 +30,6 @@ class Options:
         gpus: of each cell of a Ray cluster.
     """
 
-    data: list[str] = field(default_factory=lambda: ["digits"])
-    methods: list[str] = field(default_factory=lambda: ["vae", "iwae-10", "l-mcvae-k5", "a-mcvae-k3"])
-    seeds: int = 1
-    settings: dict[str, Any] = field(default_factory=dict)
-    vary: dict[str, list[Any]] = field(default_factory=dict)
-    evaluation: dict[str, Any] = field(default_factory=dict)
     out: str = "sweep"
     workers: int | None = None
     threads: int = 1
@@ -57,12 +46,10 @@ def run(options: Options) -> None:
     evaluation alone was changed, only the evaluation is repeated.
     """
     for name, least in {"workers": 1, "threads": 1, "retries": 0, "gpus": 0}.items():
-        value = getattr(options, name)
-        if value is not None and not value >= least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}.")
+        check_range(name, getattr(options, name), least)
     if "://" in options.out:
         raise ValueError(f"--out must be a folder that all workers share, got {options.out}.")
-    cells = grid(options.data, options.methods, options.seeds, options.settings, options.vary, options.evaluation)
+    cells = options.cells()
     with live_table(options.out) as show:
         records = run_cells(
             Path(options.out),

@@ -1,8 +1,8 @@
 """Grids of runs of one's own: data sets × methods × settings × seeds, each a cell that trains and evaluates."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from itertools import product
 from typing import Any
 
@@ -14,6 +14,7 @@ from mcvae.runs.config import (
     RunConfig,
     TrainConfig,
     check,
+    check_range,
     parse_config,
 )
 from mcvae.runs.method import parse_key
@@ -21,63 +22,67 @@ from mcvae.runs.naming import check_name
 from mcvae.runs.plain import RunError, checked
 from mcvae.training.options import check_trainer
 
-__all__ = ["evaluation_settings", "grid"]
+__all__ = ["Grid"]
 
 _TASK = "mcvae.experiments.image_tables:run"  # by name, since it imports torch
 _OF_THE_GRID = ("run.folder", "run.seed", "data.name", "method.name")
 
 
-def grid(
-    data: Sequence[str],
-    methods: Sequence[str],
-    seeds: int,
-    settings: Mapping[str, Any],
-    variations: Mapping[str, Sequence[Any]],
-    evaluation: Mapping[str, Any],
-) -> list[Cell]:
-    """The cells of a grid, with names that say what they are.
+@dataclass
+class Grid:
+    """Data sets x methods x settings x seeds.
 
     Args:
         data: data sets.
-        methods: keys, such as l-mcvae-sigmoid-k5.
+        methods: such as vae, iwae-10, l-mcvae-sigmoid-k5, a-mcvae-k3-n5, uha-k10, realnvp.
         seeds: how many.
-        settings: of every run, by dotted name, such as `{"run.epochs": 20}`.
-        variations: lists of values by dotted name; every combination becomes cells.
-        evaluation: fields of `EvaluationSettings`.
-
-    >>> cells = grid(["digits"], ["vae"], 2, {"run.epochs": 3}, {"optimizer.learning_rate": [0.001, 0.01]}, {})
-    >>> [cell.name for cell in cells][:2]
-    ['digits-vae-learning_rate=0.001-s0', 'digits-vae-learning_rate=0.001-s1']
+        settings: of every run, by dotted name, such as '{run.epochs: 20, data.batch_size: 50}'.
+        vary: lists of values by dotted name, such as '{optimizer.learning_rate: [0.001, 0.0003]}'.
+        evaluation: options of mcvae evaluate, such as '{limit: 100, num_steps: 32, num_samples: 16}'.
     """
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {seeds}.")
-    for what, given in (("data", data), ("methods", methods), *variations.items()):
-        if not isinstance(given, list | tuple) or not given or len(set(map(str, given))) < len(given):
-            raise ValueError(f"{what} must be a list of different values, got {given!r}.")
-    for name in data:
-        check_name("data set", name, DATASETS)
-    evaluation_settings(evaluation)
-    found = []
-    for dataset, method, values in product(data, methods, product(*variations.values())):
-        varied = dict(zip(variations, values, strict=True))
+
+    data: list[str] = field(default_factory=lambda: ["digits"])
+    methods: list[str] = field(default_factory=lambda: ["vae", "iwae-10", "l-mcvae-k5", "a-mcvae-k3"])
+    seeds: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+    vary: dict[str, list[Any]] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+
+    def cells(self) -> list[Cell]:
+        """The cells, with names that say what they are; a ValueError names what makes no sense in any of them.
+
+        >>> grid = Grid(["digits"], ["vae"], 2, {"run.epochs": 3}, {"optimizer.learning_rate": [0.001, 0.01]})
+        >>> [cell.name for cell in grid.cells()][:2]
+        ['digits-vae-learning_rate=0.001-s0', 'digits-vae-learning_rate=0.001-s1']
+        """
+        check_range("seeds", self.seeds, 1, 10**5)
+        for what, given in (("data", self.data), ("methods", self.methods), *self.vary.items()):
+            if not isinstance(given, list | tuple) or not given or len(set(map(str, given))) < len(given):
+                raise ValueError(f"{what} must be a list of different values, got {given!r}.")
+        for name in self.data:
+            check_name("data set", name, DATASETS)
+        _check_evaluation(self.evaluation)
+        return [
+            self._cell(dataset, method, dict(zip(self.vary, values, strict=True)), seed)
+            for dataset, method, values in product(self.data, self.methods, product(*self.vary.values()))
+            for seed in range(self.seeds)
+        ]
+
+    def _cell(self, dataset: str, method: str, varied: dict[str, Any], seed: int) -> Cell:
         words = [f"{key.rpartition('.')[2]}={_plain(value)}" for key, value in varied.items()]
-        for seed in range(seeds):
-            config = TrainConfig(DataConfig(dataset), method=parse_key(method), run=RunConfig(seed=seed))
-            content = asdict(config)
-            for key, value in {**settings, **varied}.items():
-                _set(content, key, value)
-            parsed = parse_config(content)
-            check(parsed)
-            check_trainer(parsed.trainer)
-            described = {
-                "config": content,
-                "evaluation": dict(evaluation),
-                "method": "-".join([method, *words]),
-                "protocol": "clean",
-            }
-            name = "-".join([dataset, method, *words, f"s{seed}"])
-            found.append(Cell(name, _TASK, described, ("evaluation",)))
-    return found
+        config = asdict(TrainConfig(DataConfig(dataset), method=parse_key(method), run=RunConfig(seed=seed)))
+        for key, value in {**self.settings, **varied}.items():
+            _set(config, key, value)
+        parsed = parse_config(config)
+        check(parsed)
+        check_trainer(parsed.trainer)
+        described = {
+            "config": config,
+            "evaluation": dict(self.evaluation),
+            "method": "-".join([method, *words]),
+            "protocol": "clean",
+        }
+        return Cell("-".join([dataset, method, *words, f"s{seed}"]), _TASK, described, ("evaluation",))
 
 
 def _plain(value: Any) -> str:
@@ -105,16 +110,13 @@ def _dotted(content: dict[str, Any]) -> list[str]:
     return [*(f"{part}.{name}" for part, names in parts.items() for name in names), "trainer"]
 
 
-def evaluation_settings(content: Mapping[str, Any]) -> EvaluationSettings:
-    """Settings of evaluations from plain data; a ValueError names what does not fit."""
+def _check_evaluation(content: Mapping[str, Any]) -> None:
+    """Raise a ValueError that names what does not fit."""
     for name in content:
         check_name("evaluation setting", name, [field.name for field in fields(EvaluationSettings)])
-    for name in ("epoch", "split"):
-        if name in content:
+        if name in ("epoch", "split"):
             raise ValueError(f"{name} is decided by the grid; leave it out of the evaluation.")
     try:
-        found = checked(EvaluationSettings, dict(content), "--evaluation")
+        checked(EvaluationSettings, dict(content), "--evaluation").check()
     except RunError as error:
         raise ValueError(str(error)) from None
-    found.check()
-    return found

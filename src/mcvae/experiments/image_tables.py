@@ -61,7 +61,7 @@ def cells(
     preset: str,
     protocol: str,
     seeds: int,
-    epochs: tuple[int, ...] | None = None,
+    epochs: Sequence[int] | None = None,
     limit: int | None = None,
 ) -> list[Cell]:
     """A cell per method and seed; what is None is the preset's choice.

@@ -1,11 +1,49 @@
-"""The paper's published numbers, and where to look them up."""
+"""What the paper has: its tables and figures by name, what can be chosen about them, its published numbers."""
 
 import csv
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-__all__ = ["paper_value", "paper_values"]
+from mcvae.runs.config import check_range
+from mcvae.runs.method import parse_key
+
+__all__ = ["NAMES", "ReproductionOptions", "paper_value", "paper_values"]
+
+NAMES = ("toy-posterior", "toy-parameters", "ppca", "mnist", "celeba", "cifar10", "k-sweep", "training-curves")
+"""Of `EXPERIMENTS`, which needs torch."""
+
+
+@dataclass
+class ReproductionOptions:
+    """What can be chosen about an experiment; None is the preset's choice.
+
+    Args:
+        preset: quick shows the effect within minutes on two cores (digits instead of MNIST); paper is the real thing.
+        protocol: clean, or what the paper states (plain Adam, its short likelihood estimator).
+        seeds: how many.
+        methods: only these, such as [vae,l-mcvae-linear-k5] (images).
+        epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
+        limit: test images to evaluate on (images).
+    """
+
+    preset: Literal["quick", "paper"] = "quick"
+    protocol: Literal["clean", "paper"] = "clean"
+    seeds: int | None = None
+    methods: list[str] | None = None
+    epochs: list[int] | None = None
+    limit: int | None = None
+
+    def check(self) -> None:
+        """Raise a ValueError that names the option, for values that make no sense."""
+        check_range("seeds", self.seeds, 1)
+        check_range("limit", self.limit, 2)
+        for method in self.methods or ():
+            parse_key(method)
+        epochs = self.epochs
+        if epochs is not None and (not epochs or list(epochs) != sorted(set(epochs)) or epochs[0] < 1):
+            raise ValueError(f"--epochs must increase, such as [10,30,100]; got {list(epochs)}.")
 
 
 @cache

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy
 import torch
@@ -14,35 +14,11 @@ import torch
 import mcvae
 from mcvae.experiments import image_tables, ppca_gradients, toy_parameters, toy_posterior
 from mcvae.experiments.cells import Cell, Progress, look, run_cells
-from mcvae.experiments.paper import paper_value
+from mcvae.experiments.paper import ReproductionOptions, paper_value
 from mcvae.runs.plain import write_json
 from mcvae.runs.records import Record, read_records, write_records
 
-__all__ = ["EXPERIMENTS", "Options", "reproduce"]
-
-Preset = Literal["quick", "paper"]
-ProtocolName = Literal["clean", "paper"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What can be chosen about an experiment; None is the preset's choice.
-
-    Args:
-        preset: quick takes minutes on two cores; paper is the real thing.
-        protocol: clean, or what the paper states; only training on images knows the difference.
-        seeds: how many.
-        methods: a subset, by name (images).
-        epochs: after which to evaluate, the last being the length of training (images).
-        limit: test images to evaluate on (images).
-    """
-
-    preset: Preset = "quick"
-    protocol: ProtocolName = "clean"
-    seeds: int | None = None
-    methods: tuple[str, ...] | None = None
-    epochs: tuple[int, ...] | None = None
-    limit: int | None = None
+__all__ = ["EXPERIMENTS", "ReproductionOptions", "reproduce"]
 
 
 @dataclass(frozen=True)
@@ -51,34 +27,32 @@ class Experiment:
 
     title: str
     """Of the paper's table or figure."""
-    cells: Callable[[Options], list[Cell]]
+    cells: Callable[[ReproductionOptions], list[Cell]]
     metrics: tuple[str, ...]
     """The records that belong to it, in the order of its table."""
     arrays: Callable[[Path, list[Cell]], dict[str, Any]] = lambda root, cells: {}
     """What its figure needs beyond records."""
 
 
-def _images(dataset: str, options: Options, methods: tuple[str, ...] | None = None) -> list[Cell]:
-    preset, epochs = image_tables.PRESETS[options.preset], options.epochs
-    if epochs is not None and (list(epochs) != sorted(set(epochs)) or epochs[0] < 1):
-        raise ValueError(f"--epochs must increase, such as [10,30,100]; got {list(epochs)}.")
+def _images(dataset: str, options: ReproductionOptions, methods: tuple[str, ...] | None = None) -> list[Cell]:
+    preset = image_tables.PRESETS[options.preset]
     return image_tables.cells(
         dataset,
         options.methods or methods or preset["methods"],
         preset=options.preset,
         protocol=options.protocol,
         seeds=options.seeds or preset["seeds"],
-        epochs=epochs,
+        epochs=options.epochs,
         limit=options.limit,
     )
 
 
-def _k_sweep(options: Options) -> list[Cell]:
+def _k_sweep(options: ReproductionOptions) -> list[Cell]:
     steps = (1, 2, 5, 10) if options.preset == "quick" else (1, 2, 5, 10, 20)
     return _images("mnist", options, ("vae", "iwae-10", *(f"l-mcvae-linear-k{k}" for k in steps)))
 
 
-def _training_curves(options: Options) -> list[Cell]:
+def _training_curves(options: ReproductionOptions) -> list[Cell]:
     return _images("mnist", options, ("vae", "iwae-10", "l-mcvae-linear-k5", "a-mcvae-linear-k3"))
 
 
@@ -144,7 +118,7 @@ EXPERIMENTS = {
 
 def reproduce(
     name: str,
-    options: Options,
+    options: ReproductionOptions,
     out: Path,
     *,
     workers: int = 0,
@@ -159,12 +133,13 @@ def reproduce(
 
     Args:
         name: one of `EXPERIMENTS`.
-        options: see `Options`.
+        options: see `ReproductionOptions`.
         out: folder of all reproductions.
         workers, retries, show: see `run_cells`.
         collect: run nothing; take what is there, the epochs of unfinished training included.
         command: to be written down.
     """
+    options.check()
     experiment = EXPERIMENTS[name]
     home = out / f"{options.preset}-{options.protocol}"
     root, folder = home / "cells", home / name

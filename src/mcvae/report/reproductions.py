@@ -1,139 +1,116 @@
 """Tables and charts of reproductions: ours, with the paper's number beside it."""
 
-import re
-import statistics
-from typing import Any
+import math
+from typing import NamedTuple
 
 from mcvae.report.charts import Chart, Series, chart
 from mcvae.report.comparison import Answer
-from mcvae.runs.plain import Row, number
+from mcvae.report.tables import LABELS
+from mcvae.runs.method import parse_key
+from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["record_answers", "record_charts", "record_rows"]
+__all__ = ["RecordRow", "record_answers", "record_charts", "record_rows"]
 
 _LOWER_IS_BETTER = ("nll", "negative_elbo")
 
-_SAME = ("experiment", "dataset", "method", "metric", "protocol")
+
+class RecordRow(NamedTuple):
+    """A row of a reproduction's table."""
+
+    found: Summary
+    measure: str
+    ours: str
+    paper: str
+    difference: float | None
 
 
-def _key(record: Row) -> tuple[str, ...]:
-    return tuple(record.get(name) or "" for name in _SAME)
+def _final(records: list[Record], *, and_the_papers: bool = False) -> list[Summary]:
+    """Means over seeds at the last epoch of everything measured, perhaps with those the paper has a number for."""
+    found, last = summarise(records), dict[tuple[str, ...], int]()
+    for each in found:
+        last[_subject(each)] = max(last.get(_subject(each), 0), each.epoch or 0)
+    return [e for e in found if (e.epoch or 0) == last[_subject(e)] or (and_the_papers and e.paper is not None)]
 
 
-def _final(records: list[Row], *, and_the_papers: bool = False) -> list[Row]:
-    """The records of the last epoch of everything measured, perhaps with those the paper has a number for."""
-    last = dict[tuple[str, ...], float]()
-    for record in records:
-        last[_key(record)] = max(last.get(_key(record), 0.0), number(record.get("epoch")) or 0.0)
+def _subject(found: Summary) -> tuple[str, ...]:
+    return found.dataset, found.method, found.metric, found.protocol
+
+
+def record_rows(records: list[Record]) -> list[RecordRow]:
+    """Rows of a reproduction's table: mean and deviation over seeds, the paper's number beside them."""
     return [
-        record
-        for record in records
-        if (number(record.get("epoch")) or 0.0) == last[_key(record)] or (and_the_papers and record.get("paper"))
+        RecordRow(
+            found,
+            LABELS.get(found.metric, found.metric),
+            _plus_minus(found.mean, _spread(found)),
+            _plus_minus(found.paper, found.paper_deviation),
+            None if found.paper is None or not math.isfinite(found.mean) else found.mean - found.paper,
+        )
+        for found in _final(records, and_the_papers=True)
     ]
 
 
-def _over_seeds(records: list[Row]) -> dict[tuple[str, ...], list[Row]]:
-    groups = dict[tuple[str, ...], list[Row]]()
-    for record in records:
-        groups.setdefault((*_key(record), record.get("epoch") or ""), []).append(record)
-    return groups
-
-
-def _mean(records: list[Row], column: str = "value") -> float | None:
-    known = [value for record in records if (value := number(record.get(column))) is not None]
-    return statistics.fmean(known) if known else None
-
-
-def _spread(records: list[Row]) -> float | None:
+def _spread(found: Summary) -> float | None:
     """Deviation over seeds; of one seed, its standard error."""
-    known = [value for record in records if (value := number(record.get("value"))) is not None]
-    return statistics.stdev(known) if len(known) > 1 else _mean(records, "standard_error")
+    return found.standard_error if found.deviation is None else found.deviation
 
 
 def _plus_minus(value: float | None, error: float | None) -> str:
-    if value is None:
-        return ""
+    if value is None or not math.isfinite(value):
+        return "" if value is None else "not finite"
     digits = 2 if abs(value) >= 10 else 3
     return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
-def record_rows(records: list[Row]) -> list[dict[str, Any]]:
-    """Rows of a reproduction's table: mean and deviation over seeds, the paper's number beside them."""
-    table, groups = [], _over_seeds(_final(records, and_the_papers=True))
-    for (experiment, dataset, method, metric, protocol, epoch), group in groups.items():
-        ours, paper = _mean(group), _mean(group, "paper")
-        table.append(
-            {
-                "experiment": experiment,
-                "dataset": dataset,
-                "method": method,
-                "metric": metric,
-                "measure": _words(metric),
-                "epoch": epoch,
-                "protocol": protocol,
-                "seeds": len({record.get("seed") for record in group}),
-                "ours": _plus_minus(ours, _spread(group)),
-                "value": ours,
-                "paper": _plus_minus(paper, _mean(group, "paper_deviation")),
-                "paper_value": paper,
-                "difference": None if ours is None or paper is None else ours - paper,
-                "seconds": _mean(group, "seconds"),
-            }
-        )
-    return table
-
-
-def record_answers(name: str, records: list[Row]) -> list[Answer]:
+def record_answers(name: str, records: list[Record]) -> list[Answer]:
     """The method that explains each data set best, with the paper's number."""
-    found = []
-    table = [row for row in record_rows(_final(records)) if row["value"] is not None]
-    for dataset in dict.fromkeys(row["dataset"] for row in table):
-        by_metric = {
-            metric: [row for row in table if (row["dataset"], row["metric"]) == (dataset, metric)]
-            for metric in _LOWER_IS_BETTER
-        }
-        metric = next((metric for metric, rows in by_metric.items() if len(rows) > 1), None)
+    found, answers = [each for each in _final(records) if math.isfinite(each.mean)], list[Answer]()
+    for dataset in dict.fromkeys(each.dataset for each in found):
+        by_metric = {m: [e for e in found if (e.dataset, e.metric) == (dataset, m)] for m in _LOWER_IS_BETTER}
+        metric = next((metric for metric, members in by_metric.items() if len(members) > 1), None)
         if metric is not None:
-            best = min(by_metric[metric], key=lambda row: float(row["value"]))
-            paper = f" (the paper: {best['paper']})" if best["paper"] else ""
-            headline = f"{name}, {dataset}: {best['method']} has the lowest {_words(metric)}, {best['ours']}{paper}."
-            found.append(Answer(headline))
-    return found or [Answer(f"{name}: {len(table)} values were measured.")]
+            best = min(by_metric[metric], key=lambda each: each.mean)
+            ours, paper = _plus_minus(best.mean, _spread(best)), _plus_minus(best.paper, best.paper_deviation)
+            beside = f" (the paper: {paper})" if paper else ""
+            answers.append(Answer(f"{name}, {dataset}: {best.method} has the lowest {LABELS[metric]}, {ours}{beside}."))
+    return answers or [Answer(f"{name}: {len(found)} values were measured.")]
 
 
-def record_charts(records: list[Row]) -> list[Chart]:
+def record_charts(records: list[Record]) -> list[Chart]:
     """Values against K and against model evaluations, for every data set and metric."""
-    charts = list[Chart | None]()
-    final = _final(records)
-    several = len({record.get("protocol") for record in final}) > 1
-    subjects = dict.fromkeys((record.get("dataset") or "", record["metric"]) for record in final)
-    for dataset, metric in subjects:
-        groups = _over_seeds([r for r in final if (r.get("dataset") or "", r["metric"]) == (dataset, metric)])
-        subject = f"{dataset}: {_words(metric)}" if dataset else _words(metric)
-        lines, points = dict[str, list[tuple[float, list[Row]]]](), list[Series]()
-        for (_, _, method, _, protocol, _), group in groups.items():
-            suffix = f" ({protocol})" if several else ""
-            if match := re.fullmatch(r"(.+)-k(\d+)", method):
-                lines.setdefault(match[1] + suffix, []).append((float(match[2]), group))
-            if cost := _mean(group, "evaluations"):
-                points.append(_line(method + suffix, len(points), [(cost, group)]))
+    charts, final = list[Chart | None](), _final(records)
+    several = len({each.protocol for each in final}) > 1
+    for dataset, metric in dict.fromkeys((each.dataset, each.metric) for each in final):
+        label = LABELS.get(metric, metric)
+        subject = f"{dataset}: {label}" if dataset else label
+        lines, points = dict[str, list[tuple[float, Summary]]](), list[Series]()
+        for each in [each for each in final if (each.dataset, each.metric) == (dataset, metric)]:
+            suffix = f" ({each.protocol})" if several else ""
+            if steps := _steps(each.method):
+                lines.setdefault(each.method.removesuffix(f"-k{steps}") + suffix, []).append((float(steps), each))
+            if each.evaluations:
+                points.append(_line(each.method + suffix, len(points), [(each.evaluations, each)]))
         longer = [(name, members) for name, members in lines.items() if len(members) > 1]
         series = [_line(name, index, members) for index, (name, members) in enumerate(longer)]
-        charts.append(chart(f"{subject} by K", "K", _words(metric), series))
-        if len({point.x[0] for point in points if point.x}) > 1:
-            title, label = f"{subject} by evaluations", "model evaluations"
-            charts.append(chart(title, label, _words(metric), points, kind="points", log_x=True))
+        charts.append(chart(f"{subject} by K", "K", label, series))
+        if len({point.x[0] for point in points}) > 1:
+            charts.append(
+                chart(f"{subject} by evaluations", "model evaluations", label, points, kind="points", log_x=True)
+            )
     return [found for found in charts if found is not None]
 
 
-def _words(metric: str) -> str:
-    """negative_elbo as negative ELBO."""
-    return metric.replace("_", " ").replace("elbo", "ELBO").replace("nll", "NLL")
+def _steps(method: str) -> int:
+    """K, of a key that ends with it; else 0."""
+    try:
+        steps = parse_key(method).num_steps
+    except ValueError:
+        return 0
+    return steps if method.endswith(f"-k{steps}") else 0
 
 
-def _line(name: str, index: int, members: list[tuple[float, list[Row]]]) -> Series:
-    known = [
-        (x, mean, _spread(group) or 0.0)
-        for x, group in sorted(members, key=lambda m: m[0])
-        if (mean := _mean(group)) is not None
-    ]
-    return Series(name, index, [x for x, _, _ in known], [y for _, y, _ in known], [e for _, _, e in known])
+def _line(name: str, index: int, members: list[tuple[float, Summary]]) -> Series:
+    ordered = sorted(members, key=lambda member: member[0])
+    return Series(
+        name, index, [x for x, _ in ordered], [s.mean for _, s in ordered], [_spread(s) or 0.0 for _, s in ordered]
+    )

@@ -22,6 +22,7 @@ __all__ = [
     "RunConfig",
     "TrainConfig",
     "check",
+    "check_range",
     "default_folder",
     "parse_config",
     "read_config",
@@ -190,14 +191,14 @@ class EvaluationSettings:
     def check(self) -> None:
         """Raise a ValueError that names the option, for values that make no sense."""
         steps = None if self.num_steps == "auto" else self.num_steps
-        _check_range("num_steps", steps, 0, _MOST_STEPS)
-        _check_range("num_samples", self.num_samples, 1, 1_000_000)
-        _check_range("max_steps", self.max_steps, 1, _MOST_STEPS)
-        _check_range("tolerance", self.tolerance, 1e-9, 1e9)
-        _check_range("limit", self.limit, 2, None, ": a standard error needs two images")
-        _check_range("simulated", self.simulated, 0, 100_000)
-        _check_range("epoch", self.epoch, 1, None)
-        _check_range("processes", self.processes, 1, 1024)
+        check_range("num_steps", steps, 0, _MOST_STEPS)
+        check_range("num_samples", self.num_samples, 1, 1_000_000)
+        check_range("max_steps", self.max_steps, 1, _MOST_STEPS)
+        check_range("tolerance", self.tolerance, 1e-9, 1e9)
+        check_range("limit", self.limit, 2, None, ": a standard error needs two images")
+        check_range("simulated", self.simulated, 0, 100_000)
+        check_range("epoch", self.epoch, 1)
+        check_range("processes", self.processes, 1, 1024)
         self.bytes()
         if self.tuning is not None and not Path(self.tuning).is_file():
             raise ValueError(f"--tuning {self.tuning} is not a file; give the tuning.json of an evaluated run.")
@@ -237,45 +238,55 @@ _MOST_STEPS = 100_000
 """Of a chain: longer ones only exhaust the memory."""
 
 
+_RANGES: dict[str, tuple[float, float | None]] = {
+    "data.batch_size": (1, 10**6),
+    "data.validation": (0, None),
+    "data.limit": (1, None),
+    "model.latent_dim": (1, 10**5),
+    "method.num_steps": (0, _MOST_STEPS),
+    "method.num_samples": (1, 10**5),
+    "method.alpha": (0, 1),
+    "optimizer.clip": (0, None),
+    "optimizer.decay": (0, 1e6),
+    "optimizer.patience": (1, None),
+    "run.epochs": (1, 10**7),
+    "run.seed": (0, 2**32 - 1),
+    "run.likelihood_every": (0, None),
+    "run.pictures_every": (0, None),
+    "run.log_every": (1, None),
+}
+
+
 def check(config: TrainConfig) -> None:
     """Raise a ValueError that names the option, for values that make no sense; settle which method is meant."""
     config.method = settled(config.method)
     if config.model.likelihood != "auto":
         check_name("likelihood", config.model.likelihood, LIKELIHOODS)
-    ranges: dict[str, tuple[float | None, float, float | None]] = {
-        "data.batch_size": (config.data.batch_size, 1, 10**6),
-        "data.validation": (config.data.validation, 0, None),
-        "data.limit": (config.data.limit, 1, None),
-        "model.latent_dim": (config.model.latent_dim, 1, 10**5),
-        "method.num_steps": (config.method.num_steps, 0, _MOST_STEPS),
-        "method.num_samples": (config.method.num_samples, 1, 10**5),
-        "method.alpha": (config.method.alpha, 0, 1),
-        "optimizer.clip": (config.optimizer.clip, 0, None),
-        "optimizer.decay": (config.optimizer.decay, 0, 1e6),
-        "optimizer.patience": (config.optimizer.patience, 1, None),
-        "run.epochs": (config.run.epochs, 1, 10**7),
-        "run.seed": (config.run.seed, 0, 2**32 - 1),
-        "run.likelihood_every": (config.run.likelihood_every, 0, None),
-        "run.pictures_every": (config.run.pictures_every, 0, None),
-        "run.log_every": (config.run.log_every, 1, None),
-    }
-    for name, (value, least, most) in ranges.items():
-        _check_range(name, value, least, most)
+    for name, (least, most) in _RANGES.items():
+        part, _, field = name.partition(".")
+        check_range(name, getattr(getattr(config, part), field), least, most)
     if any(not 1 <= epoch <= config.run.epochs for epoch in config.run.snapshots):
         raise ValueError(
             f"--run.snapshots must lie between 1 and --run.epochs {config.run.epochs}, got {config.run.snapshots}."
         )
-    for name, number in {
+    positive = {
         "model.sigma": config.model.sigma,
         "method.step_size": config.method.step_size,
         "method.damping": config.method.damping,
         "optimizer.learning_rate": config.optimizer.learning_rate,
-    }.items():
+    }
+    for name, number in positive.items():
         if number is not None and not 0 < number <= 1e9:
             raise ValueError(f"--{name} must be positive and at most 1e9, got {number}.")
 
 
-def _check_range(name: str, value: float | None, least: float, most: float | None, why: str = "") -> None:
+def check_range(name: str, value: float | None, least: float, most: float | None = None, why: str = "") -> None:
+    """Raise a ValueError that names the option, for a number that is too small or too large.
+
+    >>> check_range("seeds", 0, 1)
+    Traceback (most recent call last):
+    ValueError: --seeds must be at least 1, got 0.
+    """
     if value is not None and not value >= least:
         raise ValueError(f"--{name} must be at least {least:g}, got {value}{why}.")
     if value is not None and most is not None and not value <= most:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from mcvae.runs.config import TrainConfig
 from mcvae.runs.method import MethodConfig, key_of, method_named
 from mcvae.runs.plain import Row, RunError, checked, number, read_json, read_rows, read_yaml
+from mcvae.runs.records import Record, read_records
 from mcvae.runs.results import EvaluationSummary, RunResult, read_result
 from mcvae.runs.storage import RunFolder, held
 
@@ -103,7 +104,7 @@ class Reproduction:
 
     folder: Path
     name: str
-    records: list[Row]
+    records: list[Record]
     provenance: dict[str, Any]
     figure: Path | None
 
@@ -185,6 +186,8 @@ def _read_run(folder: Path, place: str, name: str, left_out: list[str]) -> Run:
     config = read_yaml(folder / "config.yaml") if (folder / "config.yaml").exists() else {}
     if not isinstance(config, dict):
         raise RunError(f"{folder / 'config.yaml'} is not the configuration of a run.")
+    if (config.get("trainer") or {}).get("fast_dev_run"):
+        raise RunError(f"{folder} is a trial (--trainer.fast_dev_run), not a run. Remove it.")
     finished = (folder / "result.json").exists()
     result = read_result(folder) if finished else _so_far(folder, config)
     rows = dict[str, list[Row]]()
@@ -226,9 +229,7 @@ def _so_far(folder: Path, config: dict[str, Any]) -> RunResult:
 def _read_reproduction(folder: Path, name: str) -> Reproduction:
     path = folder / "provenance.json"
     figure = next((p for p in (folder / "figure.svg", folder / "figure.png") if p.exists()), None)
-    records = read_rows(folder / "records.csv")
-    if missing := {"experiment", "method", "metric", "value"} - (records[0].keys() if records else set()):
-        raise RunError(f"{folder / 'records.csv'} has no column {', '.join(sorted(missing))}.")
+    records = read_records(folder / "records.csv")
     return Reproduction(folder, name, records, read_json(path) if path.exists() else {}, figure)
 
 

@@ -94,6 +94,7 @@ class Summary(NamedTuple):
     method: str
     epoch: int | None
     metric: str
+    protocol: str
     mean: float
     deviation: float | None
     """Standard deviation over seeds; None for one seed."""
@@ -116,7 +117,8 @@ def summarise(records: Iterable[Record]) -> list[Summary]:
     """
     groups = dict[tuple[Any, ...], list[Record]]()
     for record in records:
-        groups.setdefault((record.dataset, record.method, record.epoch, record.metric), []).append(record)
+        key = (record.dataset, record.method, record.epoch, record.metric, record.protocol)
+        groups.setdefault(key, []).append(record)
     return [Summary(*key, *_over_seeds(group)) for key, group in groups.items()]
 
 
@@ -128,7 +130,7 @@ def _over_seeds(group: list[Record]) -> tuple[Any, ...]:
         statistics.fmean(values),
         deviation,
         error,
-        len(values),
+        len({record.seed for record in group}),
         group[0].paper,
         group[0].paper_deviation,
         _mean(record.evaluations for record in group),

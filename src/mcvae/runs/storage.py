@@ -30,7 +30,10 @@ Work = Literal["training", "evaluating"]
 
 def lock_of(folder: Path, work: str) -> FileLock:
     """The lock for one kind of work in a folder. The system releases it when the process ends, however it ends."""
-    return FileLock(folder / f".{work}.lock", timeout=0, is_singleton=False)
+    path = folder / f".{work}.lock"
+    if path.is_symlink():  # locking would empty the file that it leads to
+        raise RunError(f"{path} is a link. Remove it.")
+    return FileLock(path, timeout=0, is_singleton=False)
 
 
 @contextmanager
@@ -59,8 +62,10 @@ def held(folder: Path, work: str) -> bool:
     try:
         with lock_of(folder, work):
             return False
-    except (Timeout, OSError):
+    except Timeout:
         return True
+    except (OSError, RunError):  # a folder that cannot be written to, or a link
+        return False
 
 
 def top_level(name: str) -> bool:
