@@ -1,6 +1,8 @@
 """The successors of the paper: E[w] = Z for any network, gradients by finite differences, wrong versions rejected."""
 
 import copy
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -295,3 +297,19 @@ def test_a_kernel_of_the_first_edition_still_works_and_says_what_to_write():
     with pytest.warns(DeprecationWarning, match="is now forward"):
         old = mcvae.anneal(bridge, state, Old(), [0.5], [0.1], generator=generator(1))
     torch.testing.assert_close(old.log_weight, new.log_weight)
+
+
+def test_a_method_that_nobody_named_is_one_file_of_sixty_lines():
+    """`examples/new_method.py`: tamed Langevin, added without touching anything else, is right by construction."""
+    path = Path(__file__).parent.parent / "examples" / "new_method.py"
+    assert len(path.read_text().splitlines()) <= 60
+    example = runpy.run_path(str(path))
+    objective = example["tamed"](3)
+    assert mean_is_one(ratios(objective))
+    # the named wrong version: taming the move but not its density
+    (kernel,) = objective.kernels
+    objective.kernels[0] = Forgetful(
+        kernel,
+        lambda bridge, state, step: mcvae.score(bridge, state, step) - example["tamed_score"](bridge, state, step),
+    )
+    assert not mean_is_one(ratios(objective))
