@@ -122,3 +122,12 @@ def test_shapes():
     assert mcvae.FixedStepSizes(3, torch.ones(3, 2))().shape == (3, 2)
     assert mcvae.FixedStepSizes(0)().shape == (0,)
     assert mcvae.ScoreScaled(0, 5)().shape == (0, 5)
+
+
+def test_an_estimator_stays_in_single_precision_where_a_model_is_in_half():
+    """Otherwise adaptation by a factor of 1 + 1e-3 would be rounded away."""
+    objective = mcvae.recipes.cmcd(3, 2).to(torch.bfloat16)
+    assert {values.dtype for values in (*objective.parameters(), *objective.buffers())} == {torch.float32}
+    adapted = mcvae.recipes.l_mcvae(3, 2).to(torch.bfloat16)
+    assert adapted.step_sizes().dtype == torch.float32
+    assert mcvae.recipes.l_mcvae(3, 2).double().step_sizes().dtype == torch.float64

@@ -173,6 +173,13 @@ class AnnealedEstimator(nn.Module):
         """Let the step sizes learn from an estimate: after an optimiser step, never in evaluation."""
         self.step_sizes.update(estimate.trajectory)
 
+    def _apply(self, *args: Any, **kwargs: Any) -> "AnnealedEstimator":
+        """Move to another device or type; in half precision the small changes of step sizes would round away."""
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if any(values.dtype in (torch.float16, torch.bfloat16) for values in (*self.parameters(), *self.buffers())):
+            self.float()
+        return self
+
     def extra_repr(self) -> str:
         """Show the settings in `repr`."""
         names = {
