@@ -10,7 +10,7 @@ from mcvae.training.run import train
 
 __all__ = ["run_demo"]
 
-DEMO_METHODS = {"vae": "vae", "iwae": "iwae-10", "l-mcvae": "l-mcvae-k5", "a-mcvae": "a-mcvae-k5-n3"}
+DEMO_METHODS = {"vae": "vae", "iwae": "iwae-10", "l-mcvae": "l-mcvae-k5", "a-mcvae": "a-mcvae-k5"}
 """By the name of the folder."""
 
 
