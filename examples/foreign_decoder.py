@@ -29,7 +29,7 @@ def main() -> None:
 
     held_out = pixels[1500:1510]
     model = mcvae.LatentVariableModel(prior, decoder)
-    protocol = mcvae.Protocol(num_steps=100, num_samples=64, start="prior")  # or "serious", which finds the number
+    protocol = mcvae.Protocol(num_steps=100, num_samples=64, start="prior")  # or "thorough", which finds the number
     x = torch.tensor(held_out, dtype=torch.float32)
     summary = mcvae.evaluate(model, x, protocol=protocol, compare_iwae=False, simulated=0).summary
     print(f"{summary['num_steps']} temperatures, {summary['num_samples']} chains: {summary['verdict']}")

@@ -152,7 +152,7 @@ class EvaluationSettings:
 
     Args:
         split: test or validation.
-        protocol: serious, or the paper's (5 temperatures, 10 chains); what follows replaces parts of it.
+        protocol: thorough, or the paper's (5 temperatures, 10 chains); what follows replaces parts of it.
         num_steps: temperatures of AIS-HMC; auto doubles them until the estimate settles.
         num_samples: chains of AIS-HMC per image.
         start: where chains start, q(z|x) or p(z).
@@ -171,7 +171,7 @@ class EvaluationSettings:
     """
 
     split: Literal["test", "validation"] = "test"
-    protocol: Literal["serious", "paper"] = "serious"
+    protocol: Literal["thorough", "paper"] = "thorough"
     num_steps: int | Literal["auto"] | None = None
     num_samples: int | None = None
     start: Literal["encoder", "prior"] | None = None
