@@ -249,7 +249,7 @@ def test_a_hostile_run_folder_writes_nowhere_else(straight, tmp_path, monkeypatc
     assert find([str(run)]).runs[0].folder == run
     config["data"]["name"] = "mnist"
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(Exception, match="which is not there, and download is off"):
+    with pytest.raises(Exception, match="which does not exist, and download is off"):
         evaluate_run(run, **options)
     for name in ("evaluation.partial", "pictures/worst.png", ".result.json.1"):
         (run / name).unlink(missing_ok=True)

@@ -79,7 +79,8 @@ def load_images(
     from mcvae.data.images import DataError
 
     check_name("data set", name, DATASETS)
-    folder = data_root(root)
+    with needs_extra(f"the data set {name}"):
+        folder = data_root(root)
     try:
         with needs_extra(f"the data set {name}"):
             return DATASETS[name].load(folder, validation, download)

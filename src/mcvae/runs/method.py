@@ -456,7 +456,7 @@ def label_of(key: str) -> str:
     """A key in the paper's words; what it does not know is shown as it is.
 
     >>> label_of("l-mcvae-sigmoid-k5"), label_of("iwae-10"), label_of("a-mcvae-k5-n5-cv")
-    ('L-MCVAE sigmoidal, K = 5', 'IWAE, K = 10', 'A-MCVAE, K = 5, 5 samples, control variate')
+    ('L-MCVAE sigmoidal, K = 5', 'IWAE, K = 10', 'A-MCVAE, K = 5, 5 samples, leave one out')
     >>> label_of("vae-learning_rate=1e-3")
     'VAE, learning_rate=1e-3'
     """
