@@ -10,11 +10,11 @@ from torch import Generator, Tensor
 
 from mcvae.core.annealing import StepRecord, Trajectory, check_steps, mean_inside
 from mcvae.core.bridge import Bridge, NonFiniteDensityError, Point, State, Step, check_start
-from mcvae.core.kernels import Kernel
-from mcvae.core.loops import CompiledLoop, Values
+from mcvae.core.kernels import Kernel, Transition
+from mcvae.core.loops import CompiledLoop, Inputs, Values
 from mcvae.core.resampling import Resampling
 
-__all__ = ["CompiledChain"]
+__all__ = ["CompiledChain", "CompiledKernel"]
 
 _log = logging.getLogger("mcvae")
 
@@ -85,12 +85,12 @@ class CompiledChain:
         betas, step_sizes = betas.to(z.device, torch.float64), step_sizes.to(z)
         check_steps(z, kernels, betas, step_sizes, 0.0, 1.0)
         first = self._first((bridge, kernel.uses_score), (z,), (betas.detach()[:1],)).carry
-        point = Point(*first[:6])  # type: ignore[arg-type]
+        point = Point(*first[:6])
         check_start(point)
         state = kernel.start(State(point), generator)
         noise = zip(*(kernel.noise(state, generator) for _ in kernels), strict=True)
         index = torch.arange(1, number + 1, dtype=torch.float64, device=z.device)
-        inputs = (
+        inputs: Inputs = (
             index,
             torch.full_like(index, number),
             betas,
@@ -101,6 +101,52 @@ class CompiledChain:
         clean = torch.zeros_like(point.log_p, dtype=torch.bool)
         carry, record = self._moves((kernel, bridge), (*first, state.momentum, clean, clean), inputs)
         return _trajectory(carry, record)
+
+
+class CompiledKernel(Kernel):
+    """A kernel whose single moves are compiled when they are first needed: for pilots, which move one step at a time.
+
+    Without gradients only; with them, and where compiling fails, it is the kernel itself.
+    """
+
+    def __init__(self, kernel: Kernel):
+        super().__init__()
+        self.kernel = kernel
+        self.uses_score, self.accepts = kernel.uses_score, kernel.accepts
+        self.target_acceptance, self.num_evaluations = kernel.target_acceptance, kernel.num_evaluations
+        self._loop: CompiledLoop | None = CompiledLoop(_single)
+
+    def step_unit(self, scale: Tensor) -> Tensor:
+        """See `Kernel`."""
+        return self.kernel.step_unit(scale)
+
+    def forward(self, bridge: Bridge, state: State, step: Step, *, generator: Generator | None = None) -> Transition:
+        """See `Kernel`."""
+        if self._loop is None or torch.is_grad_enabled() or type(self.kernel).move is Kernel.move:
+            return self.kernel(bridge, state, step, generator=generator)
+        state = self.kernel.start(state, generator)
+        noise = self.kernel.noise(state, generator)
+        point, momentum = state
+        sound = torch.ones_like(point.log_p, dtype=torch.bool) if point.sound is None else point.sound
+        place = [torch.as_tensor(value, dtype=torch.float64, device=point.z.device) for value in step[:4]]
+        inputs = [[value.contiguous()] for value in (*place, step.step_size, *noise)]
+        try:
+            done = self._loop((self.kernel, bridge), (*point[:5], sound, momentum), tuple(inputs)).carry
+        except Exception as error:  # as in CompiledChain
+            self._loop = None
+            warnings.warn(f"the pilot is not compiled: {str(error).strip().split(chr(10))[0]}", stacklevel=2)
+            return self.kernel.move(bridge, state, step, *noise)
+        new = State(Point(*done[:6]), done[6])
+        return Transition(new, done[7], None, *done[8:])
+
+
+def _single(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values]:
+    """One move, and what is told about it."""
+    kernel, bridge = fixed
+    state = State(Point(*carry[:6]), carry[6])
+    moved = kernel.move(bridge, state, Step(*inputs[:5]), *inputs[5:])
+    told = (moved.log_ratio, moved.acceptance, moved.nonfinite, moved.sound)
+    return (*_contiguous(moved.state.point), moved.state.momentum, *told), ()
 
 
 def _check_possible(kernels: Sequence[Kernel], resample: Resampling | None, z: Tensor) -> None:
@@ -125,10 +171,9 @@ def _evaluate(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values
 def _move(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values]:
     """One move, with its bookkeeping as in `anneal`; what is carried is described by `_evaluate`, plus flags."""
     kernel, bridge = fixed
-    point = Point(*carry[:6])  # type: ignore[arg-type]
+    point = Point(*carry[:6])
     log_weight, stopped, momentum, nonfinite, failed = carry[6:]
-    assert log_weight is not None and stopped is not None
-    step = Step(*inputs[:5])  # type: ignore[arg-type]
+    step = Step(*inputs[:5])
     moved = kernel.move(bridge, State(point, momentum), step, *inputs[5:])
     broken = moved.log_ratio.isnan()
     log_ratio = torch.where(broken, -torch.inf, moved.log_ratio)
@@ -136,7 +181,7 @@ def _move(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values]:
     new = moved.state.point
     closed = log_weight + bridge.log_density(new, 1.0)
     failed = failed | ~new.sound | ~moved.sound
-    spread = (None, None)
+    spread: Values = (None, None)
     if point.score_p is not None:
         spread = torch.std_mean(point.score_p.detach(), (0, 1), correction=0)
     kept = None if moved.state.momentum is None else moved.state.momentum.contiguous()
@@ -154,15 +199,13 @@ def _contiguous(point: Point) -> Values:
 def _trajectory(carry: Values, record: Values) -> Trajectory:
     log_weight, momentum, nonfinite, failed = carry[7:]
     log_ratio, log_accept, stopped, acceptance, score_std, score_mean = record
-    assert log_weight is not None and nonfinite is not None and failed is not None
-    assert log_ratio is not None and stopped is not None and acceptance is not None
     broken = log_weight.detach().isnan()
     steps = None
     if torch.is_grad_enabled():
         steps = StepRecord(log_ratio, torch.zeros_like(log_ratio) if log_accept is None else log_accept, stopped)
     return Trajectory(
         log_weight=torch.where(broken, -torch.inf, log_weight),
-        state=State(Point(*carry[:6]), momentum),  # type: ignore[arg-type]
+        state=State(Point(*carry[:6]), momentum),
         acceptance=acceptance,
         nonfinite=nonfinite | broken,
         sound=~failed,

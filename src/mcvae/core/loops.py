@@ -17,8 +17,8 @@ from torch.fx import GraphModule
 
 __all__ = ["CompiledLoop", "Repeated"]
 
-Values = tuple[Tensor | None, ...]
-"""Tensors in a fixed order, some of which may be absent."""
+Values = tuple[Any, ...]
+"""Tensors in a fixed order; None where one is absent."""
 Inputs = tuple[Tensor | Sequence[Tensor] | None, ...]
 """What turns read, in a fixed order: a tensor `[K, ...]`, or K tensors that need no gradient."""
 
@@ -158,7 +158,9 @@ class _Graph:
         """Take all turns; differentiable if anything among the arguments needs a gradient."""
         assert self.layout is not None
         layout = self.layout
-        read = [value for value, place in zip(inputs, layout.inputs, strict=True) if value is not None and place is not None]
+        read = [
+            value for value, place in zip(inputs, layout.inputs, strict=True) if value is not None and place is not None
+        ]
         rows = [value.unbind() if isinstance(value, Tensor) else tuple(value) for value in read]
         number = next(len(value) for value in inputs if value is not None)
         if self._forward is None:
@@ -194,24 +196,30 @@ class _Graph:
         self, arguments: list[Tensor], rows: list[tuple[Tensor, ...]], number: int, *, keep: bool
     ) -> tuple[dict[int, Tensor], dict[int, Tensor], list[list[Tensor]]]:
         """Outputs of the last turn, those of all turns, and, to `keep`, the arguments of every turn."""
-        assert self.layout is not None and self._forward is not None
-        forward, kept, outputs = self._forward, list[list[Tensor]](), list[Sequence[Tensor]]()
+        assert self.layout is not None
+        assert self._forward is not None
+        forward, kept = self._forward, list[list[Tensor]]()
         places = [place for place in self.layout.inputs if place is not None]
         onward = [
             (place, source)
             for place, source in zip(self.layout.carry, self.layout.carried, strict=False)
             if place is not None and source is not None
         ]
+        reports: list[list[Tensor]] = [[] for _ in self.recorded]
+        recorded = list(zip(reports, self.recorded, strict=True))
+        outputs: Sequence[Tensor] = ()
         for turn in range(number):
             for place, row in zip(places, rows, strict=True):
                 arguments[place] = row[turn]
             if keep:
                 kept.append(list(arguments))
-            outputs.append(forward(list(arguments)))
+            outputs = forward(list(arguments))
             for place, source in onward:
-                arguments[place] = outputs[-1][source]
-        record = {place: torch.stack([output[place] for output in outputs]) for place in self.recorded}
-        return {place: outputs[-1][place] for place in self.carried}, record, kept
+                arguments[place] = outputs[source]
+            for report, source in recorded:
+                report.append(outputs[source])
+        record = {place: torch.stack(report) for report, place in recorded}
+        return {place: outputs[place] for place in self.carried}, record, kept
 
     def _compile(self, arguments: tuple[Tensor, ...]) -> None:
         assert self.layout is not None
@@ -254,7 +262,8 @@ class _Graph:
         self, kept: list[list[Tensor]], last: dict[int, Tensor], record: dict[int, Tensor]
     ) -> dict[int, Tensor | list[Tensor]]:
         """Gradients by argument, given those of the last outputs and of all reports; a list of K for inputs."""
-        assert self.layout is not None and self._gradient is not None
+        assert self.layout is not None
+        assert self._gradient is not None
         layout, (run, outputs, wanted) = self.layout, self._gradient
         sources = dict(zip(layout.carry, layout.carried, strict=False))  # argument -> the output that becomes it
         sums = [torch.zeros_like(kept[0][place]) for place in wanted if place in layout.fixed]
@@ -290,7 +299,9 @@ class _Repeat(torch.autograd.Function):
     """All turns of a loop as one operator."""
 
     @staticmethod
-    def forward(ctx: Any, graph: _Graph, rows: list[tuple[Tensor, ...]], turns: int, number: int, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, graph: _Graph, rows: list[tuple[Tensor, ...]], turns: int, number: int, *tensors: Tensor
+    ) -> Any:
         assert graph._gradient is not None
         # Within an operator, a row must not be a view of what needs a gradient.
         plain = [tuple(value.detach() for value in row) for row in rows]
@@ -341,7 +352,9 @@ def _compiled(
             raise NotImplementedError(f"the model changes one of its tensors in place ({operator}).")
     with V.set_fake_mode(mode), tracing(TracingContext(mode)):
         compiled: Any = compile_fx_inner(traced, fake)
-    return compiled  # type: ignore[no-any-return]
+    # Its own call opens contexts for profiling and tuning, which costs as much as a small move.
+    run: Callable[[list[Tensor]], Sequence[Tensor]] = getattr(compiled, "current_callable", None) or compiled
+    return run
 
 
 def _operators(traced: GraphModule) -> list[torch._ops.OpOverload]:

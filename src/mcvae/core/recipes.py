@@ -248,7 +248,8 @@ def dbs(
     """Diffusion bridge sampler (Richter and Berner, 2024): independent controls in both directions.
 
     Args:
-        num_steps, latent_dim, context_dim, hidden, schedule, interior, step_sizes, num_samples, bound, compile: as for `mcd`.
+        num_steps, latent_dim, context_dim, hidden, schedule, interior, step_sizes, num_samples, bound, compile: as for
+            `mcd`.
     """
     forward, backward = (DriftNetwork(latent_dim, context_dim, hidden=hidden) for _ in range(2))
     kernel = Unadjusted(Langevin(Controlled(forward), Controlled(backward)))
