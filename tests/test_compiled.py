@@ -12,6 +12,7 @@ import mcvae
 from mcvae import AnnealedEstimator, Bridge, FixedStepSizes, LearnedSchedule, LearnedStepSizes, LinearSchedule
 from mcvae.core.loops import CompiledLoop
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
 K, S, B, D = 3, 4, 2, 3
 
 
@@ -108,10 +109,10 @@ def test_a_row_that_fails_is_run_again_by_anneal():
         return -z.square().sum(-1) + torch.where(z[..., 0] > 2.0, torch.nan, 0.0)
 
     losses = []
-    for compile in (False, True):
+    for compiled in (False, True):
         loc = torch.ones(B, D, requires_grad=True)
         objective = AnnealedEstimator(
-            mcvae.mala(), LinearSchedule(K, interior=True), FixedStepSizes(K, 1.0), num_samples=20, compile=compile
+            mcvae.mala(), LinearSchedule(K, interior=True), FixedStepSizes(K, 1.0), num_samples=20, compile=compiled
         )
         bridge = Bridge(Independent(Normal(loc, torch.full((B, D), 0.2)), 1), log_joint)
         estimate = objective(bridge, generator=torch.Generator().manual_seed(0))
@@ -132,14 +133,14 @@ def test_what_cannot_be_compiled_runs_with_a_warning(reason):
     log_joint = looks if reason == "model" else lambda z: -z.square().sum(-1)
     bridge = Bridge(Independent(Normal(torch.zeros(B, D), torch.ones(B, D)), 1), log_joint)
     weights = []
-    for compile in (False, True):
+    for compiled in (False, True):
         objective = AnnealedEstimator(
-            kernel, LinearSchedule(2), FixedStepSizes(2, 0.1), num_samples=S, resample=resample, compile=compile
+            kernel, LinearSchedule(2), FixedStepSizes(2, 0.1), num_samples=S, resample=resample, compile=compiled
         )
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
             weights.append(objective.run(bridge, generator=torch.Generator().manual_seed(0)).log_weight)
-        assert any("not compiled" in str(warning.message) for warning in caught) == compile
+        assert any("not compiled" in str(warning.message) for warning in caught) == compiled
     assert torch.equal(*weights)
 
 
@@ -157,9 +158,9 @@ def test_evidence_is_the_same_compiled():
     initial = model.bridge().initial
     found = [
         mcvae.estimate_log_evidence(
-            model.log_joint, initial, num_samples=16, compile=compile, generator=torch.Generator().manual_seed(0)
+            model.log_joint, initial, num_samples=16, compile=compiled, generator=torch.Generator().manual_seed(0)
         )
-        for compile in (False, True)
+        for compiled in (False, True)
     ]
     assert found[1].estimator.compiled.failure is None
     assert found[1].estimator.compiled.seconds > 0

@@ -13,8 +13,20 @@ from mcvae.runs.naming import check_name
 
 __all__ = ["Options", "run"]
 
-NAMES = ("toy-posterior", "toy-parameters", "ppca", "mnist", "celeba", "cifar10", "k-sweep", "training-curves")
+NAMES = (
+    "toy-posterior",
+    "toy-parameters",
+    "ppca",
+    "mnist",
+    "celeba",
+    "cifar10",
+    "k-sweep",
+    "training-curves",
+    "posteriors",
+)
 """Of `EXPERIMENTS`, which imports torch; a test compares them."""
+POSTERIOR_METHODS = ("vi", "ula", "mcd", "cmcd", "uha", "ldvi", "cmcd-ud", "ais-mala", "smc")
+"""Of `posteriors.METHODS`, likewise."""
 
 
 @dataclass(kw_only=True)
@@ -25,7 +37,7 @@ class Options:
         preset: quick shows the effect within minutes on two cores (digits instead of MNIST); paper is the real thing.
         protocol: clean, or what the paper states (plain Adam, its short likelihood estimator).
         seeds: how many; the preset's choice if not given.
-        methods: only these, such as [vae,l-mcvae-linear-k5] (images).
+        methods: only these, such as [vae,l-mcvae-linear-k5] (images), or [ula,cmcd] (posteriors).
         epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
         limit: test images to evaluate on; the preset's choice if not given (images).
         out: folder of all reproductions.
@@ -36,7 +48,8 @@ class Options:
 
     name: str = field(
         metadata={
-            "positional": "toy-posterior, toy-parameters, ppca, mnist, celeba, cifar10, k-sweep, training-curves, all"
+            "positional": "toy-posterior, toy-parameters, ppca, mnist, celeba, cifar10, k-sweep, training-curves, "
+            "posteriors, all"
         }
     )
     preset: Literal["quick", "paper"] = "quick"
@@ -63,7 +76,10 @@ def run(options: Options) -> None:
         if value is not None and value < smallest:
             raise ValueError(f"--{name} must be at least {smallest}, got {value}.")
     for method in options.methods or ():
-        parse_key(method)
+        if options.name == "posteriors":
+            check_name("method", method, POSTERIOR_METHODS)
+        else:
+            parse_key(method)
     if (epochs := options.epochs) is not None and (not epochs or epochs != sorted(set(epochs)) or epochs[0] < 1):
         raise ValueError(f"--epochs must increase, such as [10,30,100]; got {epochs}.")
     from mcvae.experiments import reproduction

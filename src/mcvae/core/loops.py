@@ -8,6 +8,7 @@ with nothing in between.
 
 import time
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -70,11 +71,13 @@ class CompiledLoop:
         call = self._call = _Call(carry, inputs)
         begin = time.perf_counter()
         try:
-            returned = self._captured(fixed, carry, call.first)
-            if call.discovered is not None:
-                call.discovered.find_layout(call, returned)
-                self._captured(fixed, carry, call.first)
-                self.seconds += time.perf_counter() - begin
+            with warnings.catch_warnings():  # capturing, torch looks at gradients that nobody asked for
+                warnings.filterwarnings("ignore", "The .grad attribute")
+                returned = self._captured(fixed, carry, call.first)
+                if call.discovered is not None:
+                    call.discovered.find_layout(call, returned)
+                    self._captured(fixed, carry, call.first)
+                    self.seconds += time.perf_counter() - begin
         finally:
             self._call = None
         assert call.result is not None
