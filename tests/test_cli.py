@@ -1,5 +1,6 @@
 """The command line as a person meets it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -160,3 +161,22 @@ def test_paired_differences_see_the_method_and_not_the_image(tmp_path):
     for key, value in (("seed", 1), ("batch_size", 10), ("transform", "scale")):  # other images
         other = replace(second, result=replace(second.result, **{key: value}))
         assert paired_difference(other, first) is None
+
+
+def test_threads_are_limited_before_torch_starts_them(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")}
+    script = (
+        "import os, sys; from mcvae.cli import main; main(['methods', '--threads', '1']); import torch; "
+        "print(torch.get_num_threads(), os.environ['OMP_WAIT_POLICY'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "1 PASSIVE"
+    environment["OMP_WAIT_POLICY"] = "ACTIVE"  # the user's own choice stays
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "1 ACTIVE"
+
+
+def test_threads_must_be_a_number(capsys):
+    assert main(["methods", "--threads", "many"]) == 1
+    assert "--threads must be a number" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The command line: a file per command. torch is imported when a command runs, not before."""
 
+import os
 import signal
 import sys
 from typing import Any
@@ -11,6 +12,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug, interrupted = "--debug" in arguments, False
+    # Before torch starts its threads. Waiting threads that spin take the cores from whoever has work to do.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     def interrupt(*_: Any) -> None:
         nonlocal interrupted
@@ -25,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         from mcvae.cli.parser import parse
 
+        arguments = _limit_threads(arguments)
         name, command, options = parse([argument for argument in arguments if argument != "--debug"])
         command(options)
     except KeyboardInterrupt:
@@ -50,3 +54,19 @@ def main(arguments: list[str] | None = None) -> int:
         print("\nInterrupted." + " The same command resumes where it left off." * resumes, file=sys.stderr)
         return 130
     return 0
+
+
+def _limit_threads(arguments: list[str]) -> list[str]:
+    """Obey `--threads N`, which every command has, and return the other arguments."""
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if option != "--threads":
+            continue
+        rest = arguments[:place] + arguments[place + 1 :]
+        if not equals:
+            value = rest.pop(place) if place < len(rest) else ""
+        if not value.isdigit() or int(value) < 1:
+            raise ValueError(f"--threads must be a number of at least 1, got {value!r}.")
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = value  # torch reads them when it is imported
+        return rest
+    return arguments

@@ -38,7 +38,7 @@ def run(options: Options) -> None:
     Finished cells are not run again and interrupted ones resume where they left off.
     """
     check_name("experiment", options.name, [*NAMES, "all"])
-    options.check()
+    options.check(options.name)
     check_range("workers", options.workers, 0)
     check_range("retries", options.retries, 0)
     from mcvae.experiments.reproduction import reproduce

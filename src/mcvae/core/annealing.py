@@ -95,7 +95,7 @@ def anneal(
     step_sizes = torch.as_tensor(step_sizes, dtype=z.dtype, device=z.device)
     step_sizes = step_sizes.expand(betas.shape) if step_sizes.dim() == 0 else step_sizes
     kernels = [kernels] * betas.numel() if isinstance(kernels, Kernel) else list(kernels)
-    _check_steps(z, kernels, betas, step_sizes, start, end)
+    check_steps(z, kernels, betas, step_sizes, start, end)
     recording = torch.is_grad_enabled()
     if resample is not None:
         resample.check(len(z))
@@ -119,7 +119,7 @@ def anneal(
         with torch.no_grad():
             stopped = log_weight + bridge.log_density(point, end) if recording else log_weight
         state, log_ratio, log_accept, alpha, failed, clean = kernel(bridge, state, step, generator=generator)
-        acceptance.append(_mean_inside(alpha, point.log_p if point.sound is not None else None))
+        acceptance.append(mean_inside(alpha, point.log_p if point.sound is not None else None))
         if state.point.sound is not None or failed is not None or clean is not None:
             broken = log_ratio.isnan()
             nonfinite = nonfinite | broken if failed is None else nonfinite | broken | failed
@@ -143,7 +143,7 @@ def anneal(
     )
 
 
-def _mean_inside(alpha: Tensor, log_p: Tensor | None) -> Tensor:
+def mean_inside(alpha: Tensor, log_p: Tensor | None) -> Tensor:
     """Mean over the chains inside the support, `[B]`: others cannot move, and have no weight."""
     if log_p is None:
         return alpha.mean(0)
@@ -161,9 +161,10 @@ def _zero_if_none(log_accept: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if log_accept is None else log_accept
 
 
-def _check_steps(
+def check_steps(
     z: Tensor, kernels: Sequence[Kernel], betas: Tensor, step_sizes: Tensor, start: float, end: float
 ) -> None:
+    """Refuse temperatures and step sizes that do not fit, or do not lead from `start` to `end`."""
     if betas.dim() != 1 or not len(kernels) == len(betas) == len(step_sizes):
         raise ValueError(
             f"expected as many kernels as temperatures [K] and step sizes [K] or [K, D], got {len(kernels)} kernels, "

@@ -53,8 +53,8 @@ class Step(NamedTuple):
 
     index: int | Tensor  # type: ignore[assignment] # the paper's k, not tuple.index
     """k = 1, …, K."""
-    num_steps: int
-    """K."""
+    num_steps: int | Tensor
+    """K. In a compiled chain index and K are tensors, so that one compiled move serves all places."""
     beta: Tensor
     """Temperature of this move."""
     next_beta: Tensor
@@ -65,6 +65,17 @@ class Step(NamedTuple):
     def next(self) -> "Step":
         """This step, one place further: where a backward transition stands in controlled diffusions."""
         return self._replace(index=self.index + 1, beta=self.next_beta)
+
+
+def check_start(point: Point) -> None:
+    """Refuse a point of q where the model could not be evaluated."""
+    broken = 0 if point.sound is None else int(point.log_p.isnan().sum())
+    if broken:
+        raise NonFiniteDensityError(
+            f"log_joint, its score, or the initial distribution's density is NaN or +inf at {broken} of "
+            f"{point.log_p.numel()} samples of the initial distribution. Return -inf (with any finite score) "
+            "outside the support, and check the model's parameters and data for NaN."
+        )
 
 
 def select(mask: Tensor, chosen: Point, otherwise: Point) -> Point:
@@ -134,6 +145,12 @@ class Bridge:
 
     def sample(self, num_samples: int, *, with_score: bool = True, generator: Generator | None = None) -> Point:
         """Draw `num_samples` latents per datum from q and evaluate them."""
+        point = self._evaluate(self.draw(num_samples, generator=generator), with_score, None)
+        check_start(point)
+        return point
+
+    def draw(self, num_samples: int, *, generator: Generator | None = None) -> Tensor:
+        """Draw `num_samples` latents per datum from q, `[S, B, D]`."""
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
         z = draw(self.initial, (num_samples,), generator)
@@ -146,15 +163,7 @@ class Bridge:
                 "False), so its gradient would be wrong. Use a reparameterised distribution (a Gaussian, a flow), "
                 "or wrap the call in torch.no_grad() if you need values only."
             )
-        point = self._evaluate(z, with_score, None)
-        broken = 0 if point.sound is None else int(point.log_p.isnan().sum())
-        if broken:
-            raise NonFiniteDensityError(
-                f"log_joint, its score, or the initial distribution's density is NaN or +inf at {broken} of "
-                f"{point.log_p.numel()} samples of the initial distribution. Return -inf (with any finite score) "
-                "outside the support, and check the model's parameters and data for NaN."
-            )
-        return point
+        return z
 
     def evaluate(self, z: Tensor, *, with_score: bool = True, fallback: Tensor | None = None) -> Point:
         """Evaluate both endpoint densities, and their scores, at latents `[S, B, D]`.
@@ -220,7 +229,7 @@ class Bridge:
         log_q, score_q = distribution_and_score(self.initial, z, with_score)
         if torch.is_grad_enabled():
             joint = partial(value_and_score, self.log_joint, z, with_score, "log_joint")
-            log_p, score_p = recomputed(joint, z.device) if self.memory == "low" else joint()
+            log_p, score_p = recomputed(joint, z.device) if self._forgets() else joint()
         else:
             samples = max(1, _CHUNK_ROWS // z.shape[1]) if z.device.type == "cpu" else len(z)
             chunks = [
@@ -231,6 +240,9 @@ class Bridge:
             score_p = None if not scores else scores[0] if len(scores) == 1 else torch.cat(scores)
         total = _accumulator(z)
         return Point(z, log_q.to(total), log_p.to(total), score_q, score_p)
+
+    def _forgets(self) -> bool:
+        return self.memory == "low" and not torch.compiler.is_compiling()  # a compiled chain forgets anyway
 
     def log_density(self, point: Point, beta: Tensor | float) -> Tensor:
         """log γ_β of a point, `[S, B]`, without evaluating anything; NaN where the point could not be evaluated."""

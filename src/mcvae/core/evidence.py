@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 from mcvae.core.annealing import Trajectory
 from mcvae.core.bounds import iwae
 from mcvae.core.bridge import Bridge, State, Step
+from mcvae.core.compiled import CompiledChain, CompiledKernel
 from mcvae.core.diagnostics import effective_sample_size, pareto_k, standard_error
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.kernels import Kernel, hmc
@@ -198,6 +199,7 @@ def estimate_log_evidence(
     path: Path | None = None,
     context: Tensor | None = None,
     resample: Resampling | float | None = None,
+    compile: bool = False,
     generator: Generator | None = None,
 ) -> Evidence:
     """Estimate log ∫ exp(log_joint(z)) dz by annealed importance sampling: pilot, freeze, run.
@@ -224,6 +226,8 @@ def estimate_log_evidence(
         context: what amortised kernels look at, `[B, C]`.
         resample: `Resampling(...)`, or a threshold for its default: chains of little weight are replaced by copies of
             others on the way (an SMC sampler), and the error comes from independent islands of chains.
+        compile: compile a move, which takes seconds, for the pilot and for the chains: pays for small models and long
+            chains. See `AnnealedEstimator`.
         generator: source of all randomness.
 
     >>> from torch.distributions import Independent, Normal
@@ -246,6 +250,7 @@ def estimate_log_evidence(
             tolerance=tolerance,
             max_steps=max_steps,
             resample=resample,
+            compile=compile,
             generator=generator,
         )
         return diagnose(bridge, found, tolerance=tolerance, generator=generator)
@@ -317,6 +322,7 @@ def pilot(
     max_steps: int = 1024,
     shared: bool = False,
     resample: Resampling | float | None = None,
+    compile: bool = False,
     generator: Generator | None = None,
 ) -> Pilot:
     """Check the settings, tune what is not given on chains that do not count, and freeze.
@@ -324,8 +330,8 @@ def pilot(
     Args:
         bridge: the densities.
         shared: one step size for all data, in units of their scales, to be used for other data.
-        kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, resample, generator: as for
-            `estimate_log_evidence`.
+        kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, resample, compile,
+            generator: as for `estimate_log_evidence`.
     """
     kernel = hmc(3) if kernel is None else kernel
     _check_settings(kernel, num_steps, num_samples, step_size, tolerance, max_steps)
@@ -339,8 +345,10 @@ def pilot(
     untuned = fixed is not None and (given is not None or schedule in (None, "sigmoid"))
     if tuning is None and not untuned and not without_steps:
         spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
-        tuning = tune(bridge, kernel, spacing=spacing, generator=generator)
+        tuning = tune(bridge, CompiledKernel(kernel) if compile else kernel, spacing=spacing, generator=generator)
     tuning = tuning.shared() if tuning is not None and shared else tuning
+
+    chain = CompiledChain() if compile else None  # one for all numbers of steps
 
     def frozen(number: int) -> AnnealedEstimator:
         temperatures = tuning.temperatures(number) if tuning is not None else spaced("sigmoid", number)
@@ -349,7 +357,9 @@ def pilot(
             steps: StepSizes = FixedStepSizes(ladder.num_steps, ladder().new_ones(()) if fixed is None else fixed)
         else:
             steps = tuning.relative_step_sizes(kernel, ladder().detach())
-        return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=iwae, resample=resample)
+        estimator = AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=iwae, resample=resample)
+        estimator.compiled = chain
+        return estimator
 
     number, moved = _choose_num_steps(bridge, frozen, num_steps, given, fixed, tolerance, max_steps, generator)
     return Pilot(frozen(number), tuning, moved)

@@ -65,6 +65,18 @@ class Kernel(nn.Module, ABC):
         """The step size that means "one standard deviation" where a density has standard deviations `scale`."""
         return torch.ones_like(scale)
 
+    def start(self, state: State, generator: Generator | None) -> State:
+        """What the first move starts from: the state, with whatever else the kernel keeps in it."""
+        return state
+
+    def noise(self, state: State, generator: Generator | None) -> tuple[Tensor, ...]:
+        """All randomness of one move from a state."""
+        raise NotImplementedError(f"{type(self).__name__} does not separate its randomness from its moves.")
+
+    def move(self, bridge: Bridge, state: State, step: Step, *noise: Tensor) -> Transition:
+        """The transition as a deterministic function of its `noise`: what can be compiled."""
+        raise NotImplementedError(f"{type(self).__name__} does not separate its randomness from its moves.")
+
     def __call__(self, *args: Any, **kwargs: Any) -> Transition:
         """Call `forward`."""
         transition: Transition = super().__call__(*args, **kwargs)
@@ -118,13 +130,22 @@ class Unadjusted(Kernel):
 
     def forward(self, bridge: Bridge, state: State, step: Step, *, generator: Generator | None = None) -> Transition:
         """See `Kernel`."""
-        if self.proposal.keeps_momentum and state.momentum is None:
-            state = State(state.point, standard_normal(state.point.z, generator))
-        return self.move(bridge, state, step, standard_normal(state.point.z, generator))
+        state = self.start(state, generator)
+        return self.move(bridge, state, step, *self.noise(state, generator))
 
-    def move(self, bridge: Bridge, state: State, step: Step, noise: Tensor) -> Transition:
-        """The transition as a deterministic function of its noise."""
-        proposed = self.proposal(bridge, state, step, noise)
+    def start(self, state: State, generator: Generator | None) -> State:
+        """See `Kernel`; a momentum, if the proposal keeps one."""
+        if self.proposal.keeps_momentum and state.momentum is None:
+            return State(state.point, standard_normal(state.point.z, generator))
+        return state
+
+    def noise(self, state: State, generator: Generator | None) -> tuple[Tensor, ...]:
+        """See `Kernel`; u ~ N(0, I)."""
+        return (standard_normal(state.point.z, generator),)
+
+    def move(self, bridge: Bridge, state: State, step: Step, *noise: Tensor) -> Transition:
+        """See `Kernel`."""
+        proposed = self.proposal(bridge, state, step, *noise)
         new, log_forward, log_backward = proposed
         with torch.no_grad():  # what a step-size rule would like to know
             acceptance = metropolis(_log_hastings(proposed, _log_change(bridge, step.beta, state, new))).exp()
@@ -170,13 +191,16 @@ class MetropolisHastings(Kernel):
 
     def forward(self, bridge: Bridge, state: State, step: Step, *, generator: Generator | None = None) -> Transition:
         """See `Kernel`."""
-        noise = standard_normal(state.point.z, generator)
-        return self.move(bridge, state, step, noise, uniform(state.point.log_p, generator))
+        return self.move(bridge, state, step, *self.noise(state, generator))
 
-    def move(self, bridge: Bridge, state: State, step: Step, noise: Tensor, threshold: Tensor) -> Transition:
-        """The transition as a deterministic function of its noise."""
-        old = state.point
-        proposed = self.proposal(bridge, State(old), step, noise)
+    def noise(self, state: State, generator: Generator | None) -> tuple[Tensor, ...]:
+        """See `Kernel`; u ~ N(0, I), and what the probability of acceptance is compared with."""
+        return standard_normal(state.point.z, generator), uniform(state.point.log_p, generator)
+
+    def move(self, bridge: Bridge, state: State, step: Step, *noise: Tensor) -> Transition:
+        """See `Kernel`."""
+        old, (innovation, threshold) = state.point, noise
+        proposed = self.proposal(bridge, State(old), step, innovation)
         log_change = _log_change(bridge, step.beta, state, proposed.state)
         log_alpha = self.acceptance(_log_hastings(proposed, log_change))
         accepted = threshold.log() < log_alpha

@@ -77,6 +77,7 @@ def l_mcvae(
     backward: nn.Module | Sequence[nn.Module] | None = None,
     num_samples: int = 1,
     bound: Bound = elbo,
+    compile: bool = False,
 ) -> AnnealedEstimator:
     """Langevin Monte Carlo VAE, Algorithm 1: unadjusted Langevin steps, eq. (elbo_sis).
 
@@ -90,6 +91,7 @@ def l_mcvae(
             default.
         num_samples: chains per datum.
         bound: `elbo`, as in the paper, or another.
+        compile: see `AnnealedEstimator`; for small models.
     """
     kernel: Kernel | list[Kernel] = ula()
     if isinstance(backward, Sequence | nn.ModuleList):
@@ -102,6 +104,7 @@ def l_mcvae(
         step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, target=0.9),
         num_samples=num_samples,
         bound=bound,
+        compile=compile,
     )
 
 
@@ -114,6 +117,7 @@ def a_mcvae(
     num_samples: int = 1,
     bound: Bound = elbo,
     control_variate: ControlVariate = stopped,
+    compile: bool = False,
 ) -> AnnealedEstimator:
     """Annealed importance sampling VAE, Algorithm 2: MALA at interior temperatures, REINFORCE and control variates.
 
@@ -125,6 +129,7 @@ def a_mcvae(
         num_samples: chains per datum; one is enough for `stopped`, the paper's control variate takes five.
         bound: `elbo`, as in the paper, or another.
         control_variate: `stopped`; `leave_one_out`, the paper's, for two chains or more; or `no_control_variate`.
+        compile: see `AnnealedEstimator`; for small models.
     """
     return AnnealedEstimator(
         mala(),
@@ -133,6 +138,7 @@ def a_mcvae(
         num_samples=num_samples,
         bound=bound,
         control_variate=control_variate,
+        compile=compile,
     )
 
 
@@ -148,6 +154,7 @@ def uha(
     step_sizes: StepSizes | None = None,
     num_samples: int = 1,
     bound: Bound = elbo,
+    compile: bool = False,
 ) -> AnnealedEstimator:
     """Uncorrected Hamiltonian annealing: underdamped Langevin without accept/reject, fully differentiable.
 
@@ -157,7 +164,7 @@ def uha(
         num_leapfrog: leapfrog steps per move.
         damping: share of the momentum that survives each move; 0 is uncorrected Hamiltonian Monte Carlo.
         learned_damping: whether the damping is a parameter.
-        schedule, interior, num_samples, bound: as for `l_mcvae`.
+        schedule, interior, num_samples, bound, compile: as for `l_mcvae`.
         step_sizes: the paper's adaptive rule with a hypothetical acceptance of 0.9 by default.
     """
     refreshment = PartialRefreshment(damping, learned=learned_damping) if damping > 0 else None
@@ -167,6 +174,7 @@ def uha(
         step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, 0.1, target=0.9),
         num_samples=num_samples,
         bound=bound,
+        compile=compile,
     )
 
 
@@ -181,6 +189,7 @@ def mcd(
     step_sizes: StepSizes | None = None,
     num_samples: int = 1,
     bound: Bound = elbo,
+    compile: bool = False,
 ) -> AnnealedEstimator:
     """Monte Carlo diffusion (Doucet et al., 2022): L-MCVAE whose reversal is corrected by a learned score.
 
@@ -192,11 +201,11 @@ def mcd(
         schedule: learned temperatures by default.
         interior: temperatures k/K (False) or k/(K+1) (True).
         step_sizes: the paper's adaptive rule with a hypothetical acceptance of 0.9 by default; learned ones work, too.
-        num_samples, bound: as for `l_mcvae`.
+        num_samples, bound, compile: as for `l_mcvae`.
     """
     correction = DriftNetwork(latent_dim, context_dim, hidden=hidden)
     kernel = Unadjusted(Langevin(backward_drift=Controlled(correction)))
-    return _learned(kernel, num_steps, latent_dim, schedule, interior, step_sizes, 0.01, num_samples, bound)
+    return _learned(kernel, num_steps, latent_dim, schedule, interior, step_sizes, 0.01, num_samples, bound, compile)
 
 
 def cmcd(
@@ -210,16 +219,17 @@ def cmcd(
     step_sizes: StepSizes | None = None,
     num_samples: int = 1,
     bound: Bound = elbo,
+    compile: bool = False,
 ) -> AnnealedEstimator:
     """Controlled Monte Carlo diffusion (Vargas et al., 2024): one control transports chains along the bridge.
 
     Args:
-        num_steps, latent_dim, context_dim, hidden, schedule, step_sizes, num_samples, bound: as for `mcd`.
+        num_steps, latent_dim, context_dim, hidden, schedule, step_sizes, num_samples, bound, compile: as for `mcd`.
         interior: temperatures k/(K+1): the last move goes from there to the end, where its reversal starts.
     """
     control = DriftNetwork(latent_dim, context_dim, hidden=hidden)
     kernel = Unadjusted(Langevin(Controlled(control, -1.0), AtNextStep(Controlled(control, +1.0))))
-    return _learned(kernel, num_steps, latent_dim, schedule, interior, step_sizes, 0.01, num_samples, bound)
+    return _learned(kernel, num_steps, latent_dim, schedule, interior, step_sizes, 0.01, num_samples, bound, compile)
 
 
 def dbs(
@@ -233,15 +243,17 @@ def dbs(
     step_sizes: StepSizes | None = None,
     num_samples: int = 1,
     bound: Bound = elbo,
+    compile: bool = False,
 ) -> AnnealedEstimator:
     """Diffusion bridge sampler (Richter and Berner, 2024): independent controls in both directions.
 
     Args:
-        num_steps, latent_dim, context_dim, hidden, schedule, interior, step_sizes, num_samples, bound: as for `mcd`.
+        num_steps, latent_dim, context_dim, hidden, schedule, interior, step_sizes, num_samples, bound, compile: as for
+            `mcd`.
     """
     forward, backward = (DriftNetwork(latent_dim, context_dim, hidden=hidden) for _ in range(2))
     kernel = Unadjusted(Langevin(Controlled(forward), Controlled(backward)))
-    return _learned(kernel, num_steps, latent_dim, schedule, interior, step_sizes, 0.01, num_samples, bound)
+    return _learned(kernel, num_steps, latent_dim, schedule, interior, step_sizes, 0.01, num_samples, bound, compile)
 
 
 def ldvi(
@@ -257,11 +269,12 @@ def ldvi(
     step_sizes: StepSizes | None = None,
     num_samples: int = 1,
     bound: Bound = elbo,
+    compile: bool = False,
 ) -> AnnealedEstimator:
     """Langevin diffusion variational inference (Geffner and Domke, 2023): underdamped, with a learned reversal.
 
     Args:
-        num_steps, latent_dim, context_dim, hidden, schedule, interior, num_samples, bound: as for `mcd`.
+        num_steps, latent_dim, context_dim, hidden, schedule, interior, num_samples, bound, compile: as for `mcd`.
         friction: γ, where it starts; it is learned.
         num_leapfrog: leapfrog steps per move.
         step_sizes: as for `uha` by default.
@@ -272,7 +285,7 @@ def ldvi(
         num_leapfrog, refreshment=refreshment, backward_refreshment=refreshment.controlled(correction)
     )
     return _learned(
-        Unadjusted(proposal), num_steps, latent_dim, schedule, interior, step_sizes, 0.1, num_samples, bound
+        Unadjusted(proposal), num_steps, latent_dim, schedule, interior, step_sizes, 0.1, num_samples, bound, compile
     )
 
 
@@ -289,12 +302,13 @@ def cmcd_ud(
     step_sizes: StepSizes | None = None,
     num_samples: int = 1,
     bound: Bound = elbo,
+    compile: bool = False,
 ) -> AnnealedEstimator:
     """Underdamped controlled Monte Carlo diffusion (Vargas et al., 2024): one control in both refreshments.
 
     Args:
         num_steps, latent_dim, context_dim, hidden, friction, num_leapfrog, schedule, interior, step_sizes,
-            num_samples, bound: as for `ldvi`.
+            num_samples, bound, compile: as for `ldvi`.
     """
     friction_alone = Friction(friction)
     control = DriftNetwork(latent_dim, context_dim, hidden=hidden, uses_momentum=True)
@@ -304,7 +318,7 @@ def cmcd_ud(
         backward_refreshment=friction_alone.controlled(control, +1.0),
     )
     return _learned(
-        Unadjusted(proposal), num_steps, latent_dim, schedule, interior, step_sizes, 0.1, num_samples, bound
+        Unadjusted(proposal), num_steps, latent_dim, schedule, interior, step_sizes, 0.1, num_samples, bound, compile
     )
 
 
@@ -348,6 +362,7 @@ def _learned(
     step_size: float,
     num_samples: int,
     bound: Bound,
+    compile: bool,
 ) -> AnnealedEstimator:
     """A kernel that is learned, with its temperatures."""
     return AnnealedEstimator(
@@ -356,4 +371,5 @@ def _learned(
         step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, step_size, target=0.9),
         num_samples=num_samples,
         bound=bound,
+        compile=compile,
     )

@@ -43,6 +43,9 @@ def value_and_score(
                 f"{name}.value_and_score must return a score like z, {list(z.shape)}; got {list(score.shape)}."
             )
         return _checked(value, z, name), score
+    if torch.compiler.is_compiling():  # which cannot trace autograd, but can this
+        score, value = torch.func.grad(_total, has_aux=True)(z, log_density)
+        return _checked(value, z, name), score
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "scores need autograd, which torch.inference_mode() switches off for good. Use torch.no_grad() instead."
@@ -71,6 +74,11 @@ def distribution_and_score(
     deviation = (z - base.loc) / base.scale
     constant = base.scale.log().sum(-1) + 0.5 * z.shape[-1] * math.log(2 * math.pi)
     return -0.5 * deviation.square().sum(-1) - constant, -deviation / base.scale if with_score else None
+
+
+def _total(z: Tensor, log_density: LogDensity) -> tuple[Tensor, Tensor]:
+    value = log_density(z)
+    return value.sum(), value
 
 
 def _is_gaussian(distribution: Any) -> bool:

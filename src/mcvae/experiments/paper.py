@@ -8,11 +8,24 @@ from typing import Literal
 
 from mcvae.runs.config import check_range
 from mcvae.runs.method import parse_key
+from mcvae.runs.naming import check_name
 
-__all__ = ["NAMES", "ReproductionOptions", "paper_value", "paper_values"]
+__all__ = ["NAMES", "POSTERIOR_METHODS", "ReproductionOptions", "paper_value", "paper_values"]
 
-NAMES = ("toy-posterior", "toy-parameters", "ppca", "mnist", "celeba", "cifar10", "k-sweep", "training-curves")
+NAMES = (
+    "toy-posterior",
+    "toy-parameters",
+    "ppca",
+    "mnist",
+    "celeba",
+    "cifar10",
+    "k-sweep",
+    "training-curves",
+    "posteriors",
+)
 """Of `EXPERIMENTS`, which needs torch."""
+POSTERIOR_METHODS = ("vi", "ula", "mcd", "cmcd", "uha", "ldvi", "cmcd-ud", "ais-mala", "smc")
+"""Of `posteriors.METHODS`, which needs torch."""
 
 
 @dataclass
@@ -23,7 +36,7 @@ class ReproductionOptions:
         preset: quick shows the effect within minutes on two cores (digits instead of MNIST); paper is the real thing.
         protocol: clean, or what the paper states (plain Adam, its short likelihood estimator).
         seeds: how many.
-        methods: only these, such as [vae,l-mcvae-linear-k5] (images).
+        methods: only these, such as [vae,l-mcvae-linear-k5] (images) or [ula,cmcd] (posteriors).
         epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
         limit: test images to evaluate on (images).
     """
@@ -35,12 +48,15 @@ class ReproductionOptions:
     epochs: list[int] | None = None
     limit: int | None = None
 
-    def check(self) -> None:
-        """Raise a ValueError that names the option, for values that make no sense."""
+    def check(self, experiment: str) -> None:
+        """Raise a ValueError that names the option, for values that make no sense in an experiment."""
         check_range("seeds", self.seeds, 1)
         check_range("limit", self.limit, 2)
         for method in self.methods or ():
-            parse_key(method)
+            if experiment == "posteriors":
+                check_name("method", method, POSTERIOR_METHODS)
+            else:
+                parse_key(method)
         epochs = self.epochs
         if epochs is not None and (not epochs or list(epochs) != sorted(set(epochs)) or epochs[0] < 1):
             raise ValueError(f"--epochs must increase, such as [10,30,100]; got {list(epochs)}.")

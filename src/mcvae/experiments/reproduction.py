@@ -12,7 +12,7 @@ import numpy
 import torch
 
 import mcvae
-from mcvae.experiments import image_tables, ppca_gradients, toy_parameters, toy_posterior
+from mcvae.experiments import image_tables, posteriors, ppca_gradients, toy_parameters, toy_posterior
 from mcvae.experiments.cells import Cell, Progress, look, run_cells
 from mcvae.experiments.paper import ReproductionOptions, paper_value
 from mcvae.runs.plain import write_json
@@ -112,8 +112,13 @@ EXPERIMENTS = {
         _training_curves,
         ("validation_negative_elbo", "validation_nll"),
     ),
+    "posteriors": Experiment(
+        "The public benchmark of posteriors: bound and evidence of single densities",
+        lambda o: posteriors.cells(o.preset, o.seeds or 1, o.methods),
+        ("elbo", "log_evidence"),
+    ),
 }
-"""Every table and figure of the paper, in its order."""
+"""Every table and figure of the paper, in its order, and the field's benchmark of posteriors."""
 
 
 def reproduce(
@@ -139,7 +144,7 @@ def reproduce(
         collect: run nothing; take what is there, the epochs of unfinished training included.
         command: to be written down.
     """
-    options.check()
+    options.check(name)
     experiment = EXPERIMENTS[name]
     home = out / f"{options.preset}-{options.protocol}"
     root, folder = home / "cells", home / name
@@ -193,6 +198,8 @@ def _collected(root: Path, cells: Sequence[Cell]) -> list[Record]:
 
 
 def _completed(experiment: str, record: Record) -> Record:
-    """With the experiment's name, and the paper's number."""
+    """With the experiment's name, and the paper's number where the record has no published one of its own."""
+    if record.paper is not None:
+        return replace(record, experiment=experiment)
     value, deviation = paper_value(record.dataset, record.method, record.epoch, record.metric)
     return replace(record, experiment=experiment, paper=value, paper_deviation=deviation)

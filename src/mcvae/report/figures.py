@@ -201,6 +201,30 @@ def _curve(axis: Axes, method: str, line: list[tuple[int, Summary]]) -> None:
         axis.errorbar(epochs, values, [s.deviation or 0.0 for _, s in line], capsize=2, lw=1, **_look(method))
 
 
+def _benchmark(found: list[Summary], arrays: Arrays) -> Figure:
+    """The ELBO of every density against K, above, and against seconds, below."""
+    bounds = [s for s in found if s.metric == "elbo"]
+    densities = list(dict.fromkeys(s.dataset for s in bounds))
+    figure = Figure(figsize=(2 + 3 * len(densities), 6))
+    rows = figure.subplots(2, len(densities), squeeze=False)
+    families = list(dict.fromkeys(s.method.rpartition("-k")[0] or s.method for s in bounds))
+    for column, density in enumerate(densities):
+        upper, lower = rows[:, column]
+        for index, family in enumerate(families):
+            line = [s for s in bounds if s.dataset == density and (s.method.rpartition("-k")[0] or s.method) == family]
+            steps = [int(s.method.rpartition("-k")[2]) if "-k" in s.method else 0 for s in line]
+            values, errors = [s.mean for s in line], [_error(s) for s in line]
+            look: Any = {"color": f"C{index}", "marker": "o", "markersize": 4, "capsize": 2, "lw": 1, "label": family}
+            upper.errorbar(steps, values, errors, **look)
+            lower.errorbar([s.seconds or 0.0 for s in line], values, errors, **look)
+        upper.set(title=density, xlabel="K", xscale="symlog")
+        lower.set(xlabel="seconds", xscale="log")
+    rows[0, 0].set_ylabel(LABELS["elbo"])
+    rows[1, 0].set_ylabel(LABELS["elbo"])
+    rows[0, -1].legend(fontsize=7)
+    return figure
+
+
 FIGURES: dict[str, Callable[[list[Summary], Arrays], Figure]] = {
     "toy-posterior": _posterior,
     "toy-parameters": _parameters,
@@ -210,5 +234,6 @@ FIGURES: dict[str, Callable[[list[Summary], Arrays], Figure]] = {
     "cifar10": _scores,
     "k-sweep": _against_k,
     "training-curves": _curves,
+    "posteriors": _benchmark,
 }
 """By experiment."""

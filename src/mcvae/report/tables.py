@@ -25,6 +25,8 @@ LABELS = {
     "gradient_variance": "variance of gradient",
     "gradient_snr": "signal to noise of gradient",
     "gradient_bias": "gradient bias, relative to ∇log p",
+    "elbo": "ELBO",
+    "log_evidence": "log Ẑ",
     "derivative_z": "own bias, in standard errors",
 }
 """Metrics in words."""

@@ -1,0 +1,364 @@
+"""A function compiled once and repeated: a scan with a gradient.
+
+torch.compile unrolls a loop, so that compiling K moves takes K times as long; or it pays its own price at every call,
+so that K calls of one compiled move are slow. Here torch captures one turn of the loop, with everything that it reads,
+and checks once per loop that what it captured still holds. The turn and its gradient are compiled, and called K times
+with nothing in between.
+"""
+
+import time
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+__all__ = ["CompiledLoop", "Repeated"]
+
+Values = tuple[Any, ...]
+"""Tensors in a fixed order; None where one is absent."""
+Inputs = tuple[Tensor | Sequence[Tensor] | None, ...]
+"""What turns read, in a fixed order: a tensor `[K, ...]`, or K tensors that need no gradient."""
+
+
+class Repeated(NamedTuple):
+    """What a loop of K turns leaves behind."""
+
+    carry: Values
+    """What the last turn hands on."""
+    record: Values
+    """What every turn reports, `[K, ...]` each."""
+
+
+class CompiledLoop:
+    """Repeats `turn(fixed, carry, inputs) -> (carry, record)`, compiled.
+
+    A turn is a pure function that computes all it returns. `fixed` may hold anything; tensors in it, also those that
+    its functions close over, receive gradients. What is carried keeps its shapes, unless
+    there is one turn only. The gradient computes every turn
+    again, so that memory grows with what is carried and not with what a turn computes.
+
+    Args:
+        turn: a function without defaults and closures.
+
+    >>> def turn(factor, carry, inputs):
+    ...     (total,), (x,) = carry, inputs
+    ...     return (total + factor * x,), (2 * total,)
+    >>> loop = CompiledLoop(turn)
+    >>> loop.seconds  # nothing is compiled before the first call
+    0.0
+    """
+
+    def __init__(self, turn: Callable[[Any, Values, Values], tuple[Values, Values]]):
+        self.turn = turn
+        self.seconds = 0.0
+        """Time that compiling has taken so far."""
+        self._call: _Call | None = None
+        # The code is copied because torch counts recompilations per code object, and gives up after a few.
+        own = types.FunctionType(turn.__code__.replace(), turn.__globals__, turn.__name__)
+        self._captured: Any = torch.compile(own, backend=self._capture, fullgraph=True, dynamic=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompiledLoop, (self.turn,)  # a copy compiles for itself
+
+    def __call__(self, fixed: Any, carry: Values, inputs: Inputs) -> Repeated:
+        """Take as many turns as `inputs` have rows."""
+        # Views of their own tell apart what is carried from the same tensor in `fixed`.
+        carry = tuple(None if value is None else value.contiguous().view_as(value) for value in carry)
+        call = self._call = _Call(carry, inputs)
+        begin = time.perf_counter()
+        try:
+            with warnings.catch_warnings():  # capturing, torch looks at gradients that nobody asked for
+                warnings.filterwarnings("ignore", "The .grad attribute")
+                returned = self._captured(fixed, carry, call.first)
+                if call.discovered is not None:
+                    call.discovered.find_layout(call, returned)
+                    self._captured(fixed, carry, call.first)
+                    self.seconds += time.perf_counter() - begin
+        finally:
+            self._call = None
+        assert call.result is not None
+        return call.result
+
+    def _capture(self, module: GraphModule, example: Sequence[Tensor]) -> Callable[..., Any]:
+        """Called by torch for every turn that it captures: as often as shapes or types are new."""
+        graph = _Graph(module)
+
+        def run(*arguments: Tensor) -> Any:
+            call = self._call
+            assert call is not None
+            if graph.layout is None:  # one turn as it is, to see which argument is what
+                call.discovered, call.arguments, call.outputs = graph, arguments, tuple(module(*arguments))
+                return call.outputs
+            call.result = graph.repeat(arguments, call.inputs)
+            return [None] * graph.num_outputs  # the result has more than the outputs of one turn
+
+        return run
+
+
+class _Call:
+    """One call of a loop."""
+
+    arguments: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    def __init__(self, carry: Values, inputs: Inputs):
+        self.carry, self.inputs = carry, inputs
+        self.first = tuple(None if value is None else value[0] for value in inputs)
+        self.discovered: _Graph | None = None
+        self.result: Repeated | None = None
+
+
+class _Layout(NamedTuple):
+    """Where the parts of a turn are among a graph's arguments and outputs; None where the graph has no need of one."""
+
+    carry: list[int | None]
+    inputs: list[int | None]
+    fixed: list[int]
+    carried: list[int | None]
+    record: list[int | None]
+
+
+class _Gradient(NamedTuple):
+    """A compiled gradient of a turn."""
+
+    run: Callable[[list[Tensor]], Sequence[Tensor]]
+    outputs: list[int]
+    """Outputs that have a gradient."""
+    arguments: list[int]
+    """Arguments that receive one: those carried first, then the inputs, then the fixed ones."""
+
+
+class _Graph:
+    """One captured turn as a flat function of tensors."""
+
+    def __init__(self, module: GraphModule):
+        self.module = module
+        self.layout: _Layout | None = None
+        self.num_outputs = 0
+        self._forward: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+        self._gradient: _Gradient | None = None
+
+    def find_layout(self, call: _Call, returned: tuple[Values, Values]) -> None:
+        """Recognise what was passed to the turn, and what it returned, by identity."""
+
+        def places(values: Values, among: Sequence[Tensor]) -> list[int | None]:
+            return [next((i for i, other in enumerate(among) if other is value), None) for value in values]
+
+        carry, inputs = places(call.carry, call.arguments), places(call.first, call.arguments)
+        carried, record = (places(values, call.outputs) for values in returned)
+        for values, found in zip(returned, (carried, record), strict=True):
+            if any(value is not None and place is None for value, place in zip(values, found, strict=True)):
+                raise NotImplementedError("a turn returns something that it did not compute.")
+        fixed = [i for i in range(len(call.arguments)) if i not in (*carry, *inputs)]
+        self.layout = _Layout(carry, inputs, fixed, carried, record)
+        self.num_outputs = len(call.outputs)
+
+    def repeat(self, arguments: tuple[Tensor, ...], inputs: Inputs) -> Repeated:
+        """Take all turns; differentiable if anything among the arguments needs a gradient."""
+        assert self.layout is not None
+        layout = self.layout
+        read = [
+            value for value, place in zip(inputs, layout.inputs, strict=True) if value is not None and place is not None
+        ]
+        rows = [value.unbind() if isinstance(value, Tensor) else tuple(value) for value in read]
+        number = next(len(value) for value in inputs if value is not None)
+        if self._forward is None:
+            with torch.random.fork_rng():  # inductor draws example values
+                self._compile(arguments)
+        if self._gradient is None:
+            last, record, _ = self.run([argument.detach() for argument in arguments], rows, number, keep=False)
+        else:
+            stacked = [value for value in read if isinstance(value, Tensor) and value.requires_grad]
+            flat = _Repeat.apply(  # type: ignore[no-untyped-call]
+                self, rows, number, len(arguments), *arguments, *stacked
+            )
+            last = dict(zip(self.carried, flat, strict=False))
+            record = dict(zip(self.recorded, flat[len(self.carried) :], strict=True))
+        return Repeated(
+            tuple(None if place is None else last[place] for place in layout.carried),
+            tuple(None if place is None else record[place] for place in layout.record),
+        )
+
+    @property
+    def carried(self) -> list[int]:
+        """Outputs that are handed on, each once."""
+        assert self.layout is not None
+        return sorted({place for place in self.layout.carried if place is not None})
+
+    @property
+    def recorded(self) -> list[int]:
+        """Outputs that are reported, each once."""
+        assert self.layout is not None
+        return sorted({place for place in self.layout.record if place is not None})
+
+    def run(
+        self, arguments: list[Tensor], rows: list[tuple[Tensor, ...]], number: int, *, keep: bool
+    ) -> tuple[dict[int, Tensor], dict[int, Tensor], list[list[Tensor]]]:
+        """Outputs of the last turn, those of all turns, and, to `keep`, the arguments of every turn."""
+        assert self.layout is not None
+        assert self._forward is not None
+        forward, kept = self._forward, list[list[Tensor]]()
+        places = [place for place in self.layout.inputs if place is not None]
+        onward = [
+            (place, source)
+            for place, source in zip(self.layout.carry, self.layout.carried, strict=False)
+            if place is not None and source is not None
+        ]
+        reports: list[list[Tensor]] = [[] for _ in self.recorded]
+        recorded = list(zip(reports, self.recorded, strict=True))
+        outputs: Sequence[Tensor] = ()
+        for turn in range(number):
+            for place, row in zip(places, rows, strict=True):
+                arguments[place] = row[turn]
+            if keep:
+                kept.append(list(arguments))
+            outputs = forward(list(arguments))
+            for place, source in onward:
+                arguments[place] = outputs[source]
+            for report, source in recorded:
+                report.append(outputs[source])
+        record = {place: torch.stack(report) for report, place in recorded}
+        return {place: outputs[place] for place in self.carried}, record, kept
+
+    def _compile(self, arguments: tuple[Tensor, ...]) -> None:
+        assert self.layout is not None
+        plain = [argument.detach() for argument in arguments]
+        self._forward = _compiled(lambda *flat: tuple(self.module(*flat)), plain)
+        if not torch.is_grad_enabled() or not any(argument.requires_grad for argument in arguments):
+            return
+        carry = [place for place in self.layout.carry if place is not None and plain[place].is_floating_point()]
+        others = [*(place for place in self.layout.inputs if place is not None), *self.layout.fixed]
+        wanted = carry + [place for place in others if arguments[place].requires_grad]
+        fixed = [place for place in wanted if place in self.layout.fixed]
+
+        def outputs_of(flat: Sequence[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
+            leaves = [value.detach().requires_grad_(place in wanted) for place, value in enumerate(flat)]
+            return leaves, self.module(*leaves)
+
+        with torch.enable_grad():
+            outputs = outputs_of(plain)[1]
+        differentiable = [i for i, value in enumerate(outputs) if value.requires_grad]
+
+        def gradient(*flat: Tensor) -> tuple[Tensor, ...]:
+            size = len(plain)
+            tangents, sums = flat[size : size + len(differentiable)], flat[size + len(differentiable) :]
+            with torch.enable_grad():
+                leaves, outputs = outputs_of(flat[:size])
+                found = torch.autograd.grad(
+                    [outputs[i] for i in differentiable],
+                    [leaves[place] for place in wanted],
+                    tangents,
+                    materialize_grads=True,
+                )
+            own = len(wanted) - len(fixed)
+            return *found[:own], *(total + value for total, value in zip(sums, found[own:], strict=True))
+
+        tangents = [outputs[i].detach().contiguous() for i in differentiable]
+        run = _compiled(gradient, [*plain, *tangents, *(torch.zeros_like(plain[place]) for place in fixed)])
+        self._gradient = _Gradient(run, differentiable, wanted)
+
+    def backward(
+        self, kept: list[list[Tensor]], last: dict[int, Tensor], record: dict[int, Tensor]
+    ) -> dict[int, Tensor | list[Tensor]]:
+        """Gradients by argument, given those of the last outputs and of all reports; a list of K for inputs."""
+        assert self.layout is not None
+        assert self._gradient is not None
+        layout, (run, outputs, wanted) = self.layout, self._gradient
+        sources = dict(zip(layout.carry, layout.carried, strict=False))  # argument -> the output that becomes it
+        sums = [torch.zeros_like(kept[0][place]) for place in wanted if place in layout.fixed]
+        read = [place for place in wanted if place in layout.inputs]
+        carry = [place for place in wanted if place in sources]
+        per_turn: dict[int, list[Tensor]] = {place: [] for place in read}
+        reports = {place: value.contiguous().unbind() for place, value in record.items() if place in outputs}
+        handed = {place: value.contiguous() for place, value in last.items() if place in outputs}
+        zeros = {place: torch.zeros_like(value) for place, value in handed.items()}
+        for turn in reversed(range(len(kept))):
+            tangents = []
+            for place in outputs:
+                if place in handed and place in reports:
+                    tangents.append(handed[place] + reports[place][turn])
+                else:
+                    tangents.append(handed[place] if place in handed else reports[place][turn])
+            found = run([*kept[turn], *tangents, *sums])
+            handed = dict(zeros)
+            for place, value in zip(carry, found, strict=False):
+                source = sources[place]
+                if source in handed:
+                    handed[source] = value if handed[source] is zeros[source] else handed[source] + value
+            for place, value in zip(read, found[len(carry) :], strict=False):
+                per_turn[place].append(value)
+            sums = list(found[len(carry) + len(read) :])
+        gradients: dict[int, Tensor | list[Tensor]] = {place: values[::-1] for place, values in per_turn.items()}
+        gradients.update(zip((place for place in wanted if place in layout.fixed), sums, strict=True))
+        gradients.update(zip(carry, found, strict=False))
+        return gradients
+
+
+class _Repeat(torch.autograd.Function):
+    """All turns of a loop as one operator."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, graph: _Graph, rows: list[tuple[Tensor, ...]], turns: int, number: int, *tensors: Tensor
+    ) -> Any:
+        assert graph._gradient is not None
+        # Within an operator, a row must not be a view of what needs a gradient.
+        plain = [tuple(value.detach() for value in row) for row in rows]
+        last, record, ctx.kept = graph.run([value.detach() for value in tensors[:number]], plain, turns, keep=True)
+        ctx.graph, ctx.number, ctx.num_tensors = graph, number, len(tensors)
+        ctx.save_for_backward(*tensors[:number])  # torch then notices if one is changed in place
+        flat = [*last.values(), *record.values()]
+        known = set(graph._gradient.outputs)
+        places = [*graph.carried, *graph.recorded]
+        ctx.mark_non_differentiable(*(v for v, place in zip(flat, places, strict=True) if place not in known))
+        return tuple(flat)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        graph, _ = ctx.graph, ctx.saved_tensors
+        split = len(graph.carried)
+        last = dict(zip(graph.carried, gradients[:split], strict=True))
+        record = dict(zip(graph.recorded, gradients[split:], strict=True))
+        found = graph.backward(ctx.kept, last, record)
+        of_arguments = [value if isinstance(value := found.get(i), Tensor) else None for i in range(ctx.number)]
+        of_inputs = [torch.stack(value) for value in found.values() if isinstance(value, list)]
+        return None, None, None, None, *of_arguments, *of_inputs
+
+
+def _compiled(
+    function: Callable[..., tuple[Tensor, ...]], example: list[Tensor]
+) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """Trace a flat function of tensors, and let inductor compile it: a call costs what its kernels cost."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.virtualized import V
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:  # and with gradients on or off as they were when torch captured the turn, which left that out
+        fake = [mode.from_tensor(value) for value in example]
+        traced = make_fx(function, decomposition_table=select_decomp_table())(*fake)
+        if any(operator._schema.is_mutable for operator in _operators(traced)):  # inductor takes pure functions
+            traced = make_fx(torch.func.functionalize(traced))(*fake)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    for operator in _operators(traced):
+        if torch.Tag.nondeterministic_seeded in operator.tags:
+            raise NotImplementedError(f"the model draws random numbers ({operator}), which a chain cannot repeat.")
+        if operator._schema.is_mutable:
+            raise NotImplementedError(f"the model changes one of its tensors in place ({operator}).")
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)):
+        compiled: Any = compile_fx_inner(traced, fake)
+    # Its own call opens contexts for profiling and tuning, which costs as much as a small move.
+    run: Callable[[list[Tensor]], Sequence[Tensor]] = getattr(compiled, "current_callable", None) or compiled
+    return run
+
+
+def _operators(traced: GraphModule) -> list[torch._ops.OpOverload]:
+    return [node.target for node in traced.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]

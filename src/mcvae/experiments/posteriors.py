@@ -1,0 +1,194 @@
+"""The public benchmark of posteriors: bounds and evidence of single densities, by every method of the package."""
+
+import csv
+import math
+import time
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal
+
+from mcvae.core import recipes
+from mcvae.core.bounds import iwae
+from mcvae.core.bridge import Bridge
+from mcvae.core.diagnostics import standard_error
+from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.evidence import estimate_log_evidence
+from mcvae.core.kernels import Kernel, mala, ula, underdamped
+from mcvae.core.randomness import seeded_generator
+from mcvae.core.schedules import LearnedSchedule
+from mcvae.core.step_sizes import LearnedStepSizes, RelativeStepSizes
+from mcvae.experiments.cells import Cell
+from mcvae.experiments.densities import TARGETS, Target, load_target
+from mcvae.runs.records import Record
+
+__all__ = ["LEARNED", "METHODS", "cells", "published_elbo", "run"]
+
+LEARNED = ("ula", "mcd", "cmcd", "uha", "ldvi", "cmcd-ud")
+"""Methods that are trained: step sizes, temperatures, networks and q together."""
+METHODS = ("vi", *LEARNED, "ais-mala", "smc")
+"""All methods: mean-field VI, the learned ones, and two that a pilot tunes from the q of VI."""
+SIZES: dict[str, dict[str, Any]] = {
+    "quick": {"num_updates": 1000, "num_chains": 1000, "compile": False},
+    "paper": {"num_updates": 15000, "num_chains": 4000, "compile": True},
+}
+"""The published numbers took 150,000 updates; ours a tenth."""
+
+
+def cells(preset: str, seeds: int, methods: Sequence[str] | None = None) -> list[Cell]:
+    """A cell per density, method, K and seed; K = 0 for VI."""
+    densities = ("funnel", "banana", "many-well", "mixture-40") if preset == "quick" else tuple(TARGETS)
+    steps = (8,) if preset == "quick" else (8, 32, 64, 256)
+    return [
+        Cell(
+            f"posterior-{density}-{method}-k{number}-s{seed}",
+            f"{__name__}:run",
+            {"density": density, "method": method, "num_steps": number, "seed": seed} | SIZES[preset],
+        )
+        for density in densities
+        for method in METHODS
+        if methods is None or method in methods
+        for number in ((0,) if method == "vi" else steps)
+        for seed in range(seeds)
+    ]
+
+
+@cache
+def _published() -> dict[tuple[str, str, int], float]:
+    with files("mcvae.experiments").joinpath("posteriors.csv").open() as file:
+        rows = csv.DictReader(file)
+        return {(row["dataset"], row["method"], int(row["num_steps"])): float(row["elbo"]) for row in rows}
+
+
+def published_elbo(density: str, method: str, num_steps: int) -> float | None:
+    """What 150,000 updates of the public implementation of CMCD reached, where it is known.
+
+    >>> published_elbo("sonar", "cmcd", 8)
+    -112.27
+    """
+    return _published().get((density, method, num_steps))
+
+
+class MeanField(nn.Module):
+    """A Gaussian with independent dimensions."""
+
+    def __init__(self, latent_dim: int):
+        super().__init__()
+        self.loc = nn.Parameter(torch.zeros(1, latent_dim))
+        self.log_scale = nn.Parameter(torch.zeros(1, latent_dim))
+
+    def forward(self, target: Target) -> Bridge:
+        """The bridge from here to a target."""
+        normal = Normal(self.loc, self.log_scale.exp(), validate_args=False)
+        return Bridge(Independent(normal, 1, validate_args=False), target.log_joint)
+
+
+def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
+    """Fit q by VI, then train or tune the method, and weigh fresh chains."""
+    density, method, number = settings["density"], settings["method"], settings["num_steps"]
+    seed, updates = settings["seed"], settings["num_updates"]
+    target = load_target(density)
+    torch.manual_seed(seed)
+    begin = time.perf_counter()
+    initial = MeanField(target.latent_dim)
+    objective = recipes.vae(_CHAINS)
+    _maximise(objective, initial, target, min(updates, 3000), seed, rate=1e-2)
+    evaluations = min(updates, 3000) * _CHAINS
+    generator = seeded_generator("weights", density, method, number, seed)
+    if method in LEARNED:
+        objective = _objective(method, number, target.latent_dim, compiled=settings["compile"])
+        _maximise(objective, initial, target, updates, seed, rate=1e-3)
+        evaluations += updates * _CHAINS * objective.num_evaluations
+    with torch.no_grad():
+        bridge = initial(target)
+        if method in ("ais-mala", "smc"):
+            evidence = estimate_log_evidence(
+                target.log_joint,
+                bridge.initial,
+                kernel=mala(),
+                num_steps=number,
+                num_samples=settings["num_chains"],
+                resample=0.5 if method == "smc" else None,
+                generator=generator,
+            )
+            log_weight, log_evidence, error = evidence.log_weights, evidence.log_evidence, evidence.standard_error
+            evaluations += settings["num_chains"] * (number + 1)
+        else:
+            portions = range(0, settings["num_chains"], _PORTION)
+            log_weight = torch.cat([objective.run(bridge, _PORTION, generator=generator).log_weight for _ in portions])
+            log_evidence, error = iwae(log_weight), standard_error(log_weight)
+    seconds = round(time.perf_counter() - begin, 2)
+
+    def record(metric: str, value: Tensor, error: Tensor, published: float | None = None) -> Record:
+        return Record(
+            "posteriors",
+            density,
+            method if method == "vi" else f"{method}-k{number}",
+            metric,
+            float(value),
+            seed,
+            standard_error=float(error),
+            paper=published,
+            evaluations=evaluations,
+            seconds=seconds,
+        )
+
+    found = [record("log_evidence", log_evidence, error)]
+    if method != "smc":  # whose chains share their past: their mean log-weight bounds nothing
+        spread = log_weight.std() / math.sqrt(len(log_weight))
+        found.insert(0, record("elbo", log_weight.mean(), spread, published_elbo(density, method, number)))
+    return found
+
+
+_CHAINS = 5
+"""Chains per update, as in the published experiments."""
+_PORTION = 500
+"""Chains that are weighed at once."""
+
+
+def _objective(method: str, num_steps: int, latent_dim: int, *, compiled: bool) -> AnnealedEstimator:
+    """A recipe whose step sizes, in units of q's scales, and temperatures are learned."""
+    overdamped = method in ("ula", "mcd", "cmcd")
+    kernel: Kernel = ula() if overdamped else underdamped()
+    start = 0.02 if overdamped else 0.2
+    common: dict[str, Any] = {
+        "step_sizes": RelativeStepSizes(LearnedStepSizes(num_steps, start), kernel.step_unit),
+        "schedule": LearnedSchedule,
+        "num_samples": _CHAINS,
+        "compile": compiled,
+    }
+    if method == "uha":
+        return recipes.uha(num_steps, latent_dim, learned_damping=True, **common)
+    maker = recipes.l_mcvae if method == "ula" else getattr(recipes, method.replace("-", "_"))
+    made: AnnealedEstimator = maker(num_steps, latent_dim, **common)
+    return made
+
+
+def _maximise(
+    objective: AnnealedEstimator, initial: MeanField, target: Target, num_updates: int, seed: int, *, rate: float
+) -> None:
+    """Adam with a rate that falls to 0 along a cosine. Step sizes, temperatures and frictions, which are few, learn ten
+    times as fast as networks."""
+    learned = [(name, p) for name, p in objective.named_parameters() if p.requires_grad]
+    networks = [p for name, p in learned if p.dim() > 1 or ".control." in name]
+    known = {id(p) for p in networks}
+    scalars = [p for p in objective.parameters() if p.requires_grad and id(p) not in known]
+    groups = [{"params": [*initial.parameters(), *networks], "lr": rate}]
+    if scalars:
+        groups.append({"params": scalars, "lr": 10 * rate})
+    optimizer = torch.optim.Adam(groups)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_updates)
+    noise = seeded_generator("chains", seed)
+    parameters = [p for group in groups for p in group["params"]]  # type: ignore[attr-defined]
+    for _ in range(num_updates):
+        estimate = objective(initial(target), generator=noise)
+        optimizer.zero_grad()
+        torch.autograd.backward(estimate.loss.mean())
+        nn.utils.clip_grad_norm_(parameters, 10.0)
+        optimizer.step()
+        scheduler.step()

@@ -1,0 +1,167 @@
+"""A compiled chain gives the numbers of `anneal`, and hands over where it cannot."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal
+
+import mcvae
+from mcvae import AnnealedEstimator, Bridge, FixedStepSizes, LearnedSchedule, LearnedStepSizes, LinearSchedule
+from mcvae.core.loops import CompiledLoop
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
+K, S, B, D = 3, 4, 2, 3
+
+
+class Model(nn.Module):
+    """A density with something to learn, and the distribution that chains start from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.weight = nn.Parameter(torch.linspace(-1, 1, D)), nn.Parameter(torch.eye(D) + 0.1)
+        self.loc, self.log_scale = nn.Parameter(torch.zeros(B, D)), nn.Parameter(torch.zeros(B, D))
+
+    def log_joint(self, z: Tensor) -> Tensor:
+        return -((z - self.mean) @ self.weight).square().sum(-1) - 0.1 * z.pow(4).sum(-1)
+
+    def bridge(self) -> Bridge:
+        return Bridge(Independent(Normal(self.loc, self.log_scale.exp()), 1), self.log_joint)
+
+
+def compositions() -> dict[str, AnnealedEstimator]:
+    torch.manual_seed(0)
+    settings = {"step_sizes": LearnedStepSizes(K, 0.05), "num_samples": S}
+    recipes = mcvae.recipes
+    made = {
+        "ula": recipes.l_mcvae(K, D, **settings),
+        "mala": recipes.a_mcvae(K, D, **settings),
+        "uha": recipes.uha(K, D, learned_damping=True, **settings),
+        "mcd": recipes.mcd(K, D, hidden=4, **settings),
+        "cmcd": recipes.cmcd(K, D, hidden=4, **settings),
+        "ldvi": recipes.ldvi(K, D, hidden=4, **settings),
+        "cmcd_ud": recipes.cmcd_ud(K, D, hidden=4, **settings),
+    }
+    for name, kernel in (("rwm", mcvae.rwm()), ("hmc", mcvae.hmc(2))):
+        made[name] = AnnealedEstimator(
+            kernel, LearnedSchedule(K, interior=True), LearnedStepSizes(K, 0.1), num_samples=S
+        )
+    for estimator in made.values():
+        for parameter in estimator.parameters():  # networks start at 0, where much of a gradient vanishes
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return made
+
+
+FEW = ["uha", "mala"]
+"""Compiled on every change; the others when there is time."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in compositions()])
+def test_values_and_gradients_are_those_of_anneal(name):
+    plain = compositions()[name].double()
+    compiled = copy.deepcopy(plain)
+    compiled.compiled = mcvae.core.compiled.CompiledChain()
+    found = []
+    for estimator in (plain, compiled):
+        model = Model().double()
+        generator = torch.Generator().manual_seed(3)
+        estimate = estimator(model.bridge(), generator=generator)
+        estimate.loss.sum().backward()
+        gradients = [parameter.grad for parameter in (*model.parameters(), *estimator.parameters())]
+        assert all(gradient is not None for gradient in gradients)
+        found.append((estimate, gradients, torch.rand((), generator=generator)))
+    (expected, its_gradients, next_draw), (actual, gradients, its_draw) = found
+    assert compiled.compiled.failure is None
+    assert compiled.compiled.seconds > 0
+    assert its_draw == next_draw
+    for mine, theirs in zip(gradients, its_gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(actual.bound, expected.bound)
+    trajectory, other = actual.trajectory, expected.trajectory
+    torch.testing.assert_close(trajectory.state.point.z, other.state.point.z)
+    torch.testing.assert_close(trajectory.acceptance, other.acceptance)
+    torch.testing.assert_close(trajectory.steps, other.steps)
+    torch.testing.assert_close(trajectory.score_std, other.score_std)
+
+
+def test_one_compilation_serves_any_number_of_steps_and_new_parameters():
+    chain = mcvae.core.compiled.CompiledChain()
+    model, seconds = Model(), []
+    with torch.no_grad():
+        for number in (2, 5):
+            estimator = AnnealedEstimator(
+                mcvae.ula(), LinearSchedule(number), FixedStepSizes(number, 0.05), num_samples=S
+            )
+            expected = estimator.run(model.bridge(), generator=torch.Generator().manual_seed(0)).log_weight
+            estimator.compiled = chain
+            actual = estimator.run(model.bridge(), generator=torch.Generator().manual_seed(0)).log_weight
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+            seconds.append(chain.seconds)
+            model.mean += 1.0
+    assert seconds[0] == seconds[1] > 0
+
+
+@pytest.mark.slow
+def test_a_row_that_fails_is_run_again_by_anneal():
+    def log_joint(z: Tensor) -> Tensor:
+        return -z.square().sum(-1) + torch.where(z[..., 0] > 2.0, torch.nan, 0.0)
+
+    losses = []
+    for compiled in (False, True):
+        loc = torch.ones(B, D, requires_grad=True)
+        objective = AnnealedEstimator(
+            mcvae.mala(), LinearSchedule(K, interior=True), FixedStepSizes(K, 1.0), num_samples=20, compile=compiled
+        )
+        bridge = Bridge(Independent(Normal(loc, torch.full((B, D), 0.2)), 1), log_joint)
+        estimate = objective(bridge, generator=torch.Generator().manual_seed(0))
+        estimate.loss.sum().backward()
+        assert bool(estimate.trajectory.nonfinite.any())
+        assert bool(loc.grad.isfinite().all())
+        losses.append(estimate.loss)
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("reason", ["model", "resample", "kernels"])
+def test_what_cannot_be_compiled_runs_with_a_warning(reason):
+    def looks(z: Tensor) -> Tensor:
+        return -z.square().sum(-1) * (2.0 if float(z.detach().sum()) > 1e9 else 1.0)
+
+    kernel = [mcvae.ula(), mcvae.ula()] if reason == "kernels" else mcvae.ula()
+    resample = mcvae.Resampling(0.5, islands=2) if reason == "resample" else None
+    log_joint = looks if reason == "model" else lambda z: -z.square().sum(-1)
+    bridge = Bridge(Independent(Normal(torch.zeros(B, D), torch.ones(B, D)), 1), log_joint)
+    weights = []
+    for compiled in (False, True):
+        objective = AnnealedEstimator(
+            kernel, LinearSchedule(2), FixedStepSizes(2, 0.1), num_samples=S, resample=resample, compile=compiled
+        )
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            weights.append(objective.run(bridge, generator=torch.Generator().manual_seed(0)).log_weight)
+        assert any("not compiled" in str(warning.message) for warning in caught) == compiled
+    assert torch.equal(*weights)
+
+
+def test_a_model_that_draws_is_not_compiled():
+    def turn(fixed, carry, inputs):
+        return (carry[0] + torch.rand_like(carry[0]) * inputs[0],), ()
+
+    with pytest.raises(NotImplementedError, match="draws random numbers"), torch.no_grad():
+        CompiledLoop(turn)(None, (torch.zeros(2),), (torch.ones(3),))
+
+
+@pytest.mark.slow
+def test_evidence_is_the_same_compiled():
+    model = Model()
+    initial = model.bridge().initial
+    found = [
+        mcvae.estimate_log_evidence(
+            model.log_joint, initial, num_samples=16, compile=compiled, generator=torch.Generator().manual_seed(0)
+        )
+        for compiled in (False, True)
+    ]
+    assert found[1].estimator.compiled.failure is None
+    assert found[1].estimator.compiled.seconds > 0
+    torch.testing.assert_close(found[1].log_evidence, found[0].log_evidence, rtol=0, atol=0.05)

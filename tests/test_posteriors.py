@@ -1,0 +1,52 @@
+"""The benchmark densities have the evidence they claim, and no method exceeds it."""
+
+import pytest
+import torch
+
+from mcvae.experiments.densities import load_target
+from mcvae.experiments.paper import POSTERIOR_METHODS
+from mcvae.experiments.posteriors import METHODS, cells, run
+
+
+@pytest.mark.parametrize(("name", "width"), [("banana", 60.0), ("mixture-40", 60.0)])
+def test_two_dimensional_densities_integrate_to_their_evidence(name, width):
+    target, number = load_target(name), 1501
+    axis = torch.linspace(-width, width, number)
+    z = torch.cartesian_prod(axis, axis).unsqueeze(1)
+    cell = float(axis[1] - axis[0]) ** 2
+    assert float(target.log_joint(z).double().exp().sum()) * cell == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_well_has_a_thirty_second_part_of_the_dimensions_and_a_sixteenth_of_the_log_evidence():
+    target = load_target("many-well")
+    axis = torch.linspace(-8, 8, 801)
+    pair = torch.cartesian_prod(axis, axis)
+    z = pair.repeat(1, 16).unsqueeze(1)
+    one = target.log_joint(z).double() / 16
+    log_integral = one.flatten().logsumexp(0) + 2 * torch.log((axis[1] - axis[0]).double())
+    assert 16 * float(log_integral) == pytest.approx(target.log_evidence, abs=0.01)
+
+
+def test_the_funnel_is_the_product_of_its_conditionals():
+    z = torch.randn(7, 1, 10)
+    v = z[..., 0]
+    expected = torch.distributions.Normal(0, 3).log_prob(v)
+    expected = expected + torch.distributions.Normal(0, (v / 2).exp().unsqueeze(-1)).log_prob(z[..., 1:]).sum(-1)
+    torch.testing.assert_close(load_target("funnel").log_joint(z), expected)
+
+
+@pytest.mark.parametrize("method", ["vi", "uha", "cmcd", "smc"])
+def test_no_method_lies_above_the_evidence(tmp_path, method):
+    settings = {"density": "banana", "method": method, "num_steps": 0 if method == "vi" else 4, "seed": 0}
+    records = run(
+        tmp_path, settings | {"num_updates": 30, "num_chains": 400 if method == "smc" else 500, "compile": False}
+    )
+    assert {record.metric for record in records} == ({"log_evidence"} if method == "smc" else {"elbo", "log_evidence"})
+    for record in records:
+        assert record.value < 5 * record.standard_error
+
+
+def test_all_methods_have_a_cell_of_their_own():
+    names = [cell.name for cell in cells("paper", 1)]
+    assert len(names) == len(set(names)) == 8 * (1 + 8 * 4)
+    assert METHODS == POSTERIOR_METHODS
