@@ -22,6 +22,10 @@ EXTRAS = {
     ),
     "report": ("jinja2", "markupsafe", "matplotlib"),
     "cluster": ("ray",),
+    "parquet": ("pyarrow",),
+    "h5ad": ("h5py",),
+    "pyro": ("pyro",),
+    "arviz": ("arviz",),
 }
 """Modules that each extra of `pyproject.toml` brings."""
 

@@ -5,10 +5,15 @@ from mcvae.models.flows import FlowEncoder
 from mcvae.models.latent_variable_model import LatentVariableModel
 from mcvae.models.likelihoods import (
     BernoulliLikelihood,
+    CategoricalLikelihood,
+    Datum,
     DiscretizedLogistic,
     GaussianLikelihood,
     Likelihood,
     LogisticLikelihood,
+    NegativeBinomialLikelihood,
+    PoissonLikelihood,
+    StudentTLikelihood,
 )
 from mcvae.models.networks import Decoder, GaussianEncoder, UpsampledConv2d
 from mcvae.models.optimized import optimized
@@ -19,6 +24,8 @@ from mcvae.models.ring import Ring
 __all__ = [
     "PPCA",
     "BernoulliLikelihood",
+    "CategoricalLikelihood",
+    "Datum",
     "Decoder",
     "DiscretizedLogistic",
     "FlowEncoder",
@@ -27,8 +34,11 @@ __all__ = [
     "LatentVariableModel",
     "Likelihood",
     "LogisticLikelihood",
+    "NegativeBinomialLikelihood",
     "OneDimensional",
+    "PoissonLikelihood",
     "Ring",
+    "StudentTLikelihood",
     "UpsampledConv2d",
     "build_model",
     "log_integral",

@@ -1,23 +1,27 @@
-"""A model for images from a few words: which network, which likelihood, which q."""
+"""A model from a few words: which data, which network, which likelihood, which q."""
 
 from collections.abc import Callable
+from importlib import import_module
 
 from torch import nn
 
 from mcvae.models.flows import FlowEncoder
 from mcvae.models.latent_variable_model import LatentVariableModel
-from mcvae.models.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood, LogisticLikelihood
+from mcvae.models.likelihoods import Datum, Likelihood
 from mcvae.models.networks import (
     Decoder,
     GaussianEncoder,
+    LogCounts,
+    Scaled,
     Shape,
     conv_decoder,
     conv_encoder,
     mlp_decoder,
     mlp_encoder,
 )
+from mcvae.runs.likelihoods import LIKELIHOODS, transform_for
 
-__all__ = ["build_model"]
+__all__ = ["build_likelihood", "build_model"]
 
 _WIDTHS = {"conv": (16, 32, 64, 64), "small": (16, 32)}
 
@@ -26,19 +30,23 @@ def build_model(
     shape: Shape,
     latent_dim: int,
     *,
+    kind: str = "pixels",
+    levels: int = 256,
     network: str = "conv",
     likelihood: str = "bernoulli",
     sigma: float = 1.0,
     flow: str | None = None,
 ) -> LatentVariableModel:
-    """Build a variational auto-encoder for images of `shape` (C, H, W).
+    """Build a variational auto-encoder for data of `shape`: (C, H, W) for images, (P,) for vectors.
 
     Args:
-        shape: of one image.
+        shape: of one datum.
         latent_dim: D.
+        kind: what the data are: "pixels", "counts" or "real".
+        levels: one more than the largest whole number, for a categorical likelihood.
         network: "conv" (the paper's: eight convolutions and a linear layer; upsampling and convolutions back), "small"
-            (the same with four convolutions, for 8 × 8 digits) or "mlp".
-        likelihood: "bernoulli", "gaussian" (fixed σ), "gaussian-learned" or "logistic" (8-bit levels).
+            (the same with four convolutions, for 8 × 8 digits) or "mlp", also for vectors.
+        likelihood: one of `mcvae.runs.likelihoods.LIKELIHOODS`, for data of this kind.
         sigma: σ of the Gaussian likelihood, or where it starts.
         flow: for q, one of `FLOWS`; a mean-field Gaussian if None.
 
@@ -47,26 +55,37 @@ def build_model(
     >>> x.shape
     torch.Size([3, 1, 8, 8])
     """
-    likelihoods: dict[str, Callable[[], Likelihood]] = {
-        "bernoulli": BernoulliLikelihood,
-        "gaussian": lambda: GaussianLikelihood(sigma),
-        "gaussian-learned": lambda: GaussianLikelihood(sigma, learned=True),
-        "logistic": LogisticLikelihood,
-    }
-    if likelihood not in likelihoods:
-        raise ValueError(f"unknown likelihood {likelihood!r}; known are {', '.join(likelihoods)}.")
+    datum = Datum(tuple(shape), kind, levels)
+    head = build_likelihood(likelihood, datum, sigma)
     if latent_dim < 1:
         raise ValueError(f"latent_dim must be at least 1, got {latent_dim}.")
-    head = likelihoods[likelihood]()
     outputs = (shape[0] * head.channels_per_channel, *shape[1:])
     features: nn.Module
     if network == "mlp":
-        hidden = (256, 256) if max(shape[1:]) <= 16 else (512, 512)
+        hidden = (256, 256) if max(shape[1:], default=1) <= 16 else (512, 512)
         features, generator = mlp_encoder(shape, 2 * latent_dim, hidden), mlp_decoder(outputs, latent_dim, hidden)
     elif network in _WIDTHS:
+        if len(shape) != 3:
+            raise ValueError(f"the network {network} is for images [C, H, W], got data {list(shape)}. Choose mlp.")
         features = conv_encoder(shape, 2 * latent_dim, _WIDTHS[network])
         generator = conv_decoder(outputs, latent_dim, _WIDTHS[network])
     else:
         raise ValueError(f"unknown network {network!r}; known are {', '.join([*_WIDTHS, 'mlp'])}.")
+    if kind == "counts":
+        features = nn.Sequential(LogCounts(), features)
+    elif kind == "pixels" and transform_for(likelihood, kind) == "keep":
+        features = nn.Sequential(Scaled(1 / 255), features)
     encoder = GaussianEncoder(features) if flow is None else FlowEncoder(features, latent_dim, flow)
     return LatentVariableModel(encoder, Decoder(generator, head))
+
+
+def build_likelihood(name: str, datum: Datum, sigma: float = 1.0) -> Likelihood:
+    """The likelihood of this name for such data.
+
+    >>> build_likelihood("poisson", Datum((3,), "counts", 10))
+    PoissonLikelihood()
+    """
+    transform_for(name, datum.kind)
+    module, _, function = LIKELIHOODS[name].builder.partition(".")
+    build: Callable[[Datum, float], Likelihood] = getattr(import_module(f"mcvae.models.likelihoods.{module}"), function)
+    return build(datum, sigma)

@@ -1,4 +1,4 @@
-"""Networks for images, sized by the data's shape. All activations are smooth: scores are differentiated, too."""
+"""Networks for images and vectors, sized by their shape. All activations are smooth: scores are differentiated."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,6 +12,8 @@ from mcvae.models.likelihoods import Likelihood
 __all__ = [
     "Decoder",
     "GaussianEncoder",
+    "LogCounts",
+    "Scaled",
     "UpsampledConv2d",
     "conv_decoder",
     "conv_encoder",
@@ -20,8 +22,8 @@ __all__ = [
     "mlp_encoder",
 ]
 
-Shape = tuple[int, int, int]
-"""(C, H, W)."""
+Shape = tuple[int, ...]
+"""(C, H, W) of an image, (P,) of a vector."""
 
 
 class GaussianEncoder(nn.Module):
@@ -76,13 +78,33 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
     return _initialised(nn.Sequential(*layers[:-1]))
 
 
+class LogCounts(nn.Module):
+    """log(1 + x): counts as a network likes them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, ...]` to the same shape."""
+        return x.log1p()
+
+
+class Scaled(nn.Module):
+    """x times a factor, such as 1/255 for pixels that are kept as they are."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, ...]` to the same shape."""
+        return x * self.factor
+
+
 def mlp_encoder(shape: Shape, outputs: int, hidden: Sequence[int] = (512, 512)) -> nn.Module:
-    """Fully connected: image `[B, C, H, W]` to `[B, outputs]`."""
+    """Fully connected: images `[B, C, H, W]` or vectors `[B, P]` to `[B, outputs]`."""
     return nn.Sequential(nn.Flatten(), mlp([_size(shape), *hidden, outputs]))
 
 
 def mlp_decoder(shape: Shape, latent_dim: int, hidden: Sequence[int] = (512, 512)) -> nn.Module:
-    """Fully connected: latents `[N, D]` to an image."""
+    """Fully connected: latents `[N, D]` to images or vectors."""
     return nn.Sequential(mlp([latent_dim, *hidden, _size(shape)]), nn.Unflatten(1, shape))
 
 
@@ -220,7 +242,8 @@ def _size(shape: Shape) -> int:
 
 def _halvings(shape: Shape, number: int) -> list[tuple[int, int]]:
     """Height and width after 0, 1, … halvings, rounded up."""
-    sizes = [shape[1:]]
+    _, height, breadth = shape
+    sizes = [(height, breadth)]
     for _ in range(number):
         height, breadth = sizes[-1]
         sizes.append(((height + 1) // 2, (breadth + 1) // 2))

@@ -267,7 +267,9 @@ class Pictures(Callback):
             self.draw(cast(VariationalTraining, pl_module).model, f"-{epoch:04d}")
 
     def draw(self, model: LatentVariableModel, suffix: str = "") -> list[Path]:
-        """Write both grids."""
+        """Write both grids; none of data that are not images."""
+        if not len(self.images):
+            return []
         os.makedirs(self.folder, exist_ok=True)
         device = next(model.parameters()).device
         samples, reconstructions = self.folder / f"samples{suffix}.png", self.folder / f"reconstructions{suffix}.png"

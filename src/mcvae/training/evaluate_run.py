@@ -121,8 +121,9 @@ def _evaluate(
     write_atomically(target / f"evaluation{suffix}.csv", lambda path: write_table(evaluation, path))
     if evaluation.tuning is not None:
         write_atomically(target / "tuning.json", evaluation.tuning.save)
-    (target / "pictures").mkdir(exist_ok=True)
-    save_grid(_images(work, evaluation, 32), target / "pictures" / f"worst{suffix}.png", columns=8)
+    if images.kind == "pixels" and config.data.transform != "keep":
+        (target / "pictures").mkdir(exist_ok=True)
+        save_grid(_images(work, evaluation, 32), target / "pictures" / f"worst{suffix}.png", columns=8)
     write_result(target, with_evaluation(result, summary))
     remove_saved(target)
     home.push()

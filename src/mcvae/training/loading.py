@@ -9,7 +9,8 @@ from typing import Any
 from safetensors.torch import load as load_tensors, save as save_tensors
 
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.models import LatentVariableModel, build_model
+from mcvae.data import Splits, Standardization
+from mcvae.models import Datum, LatentVariableModel, build_model
 from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config
 from mcvae.runs.method import MethodConfig, method_named
 from mcvae.runs.plain import RunError, checked, read_json, write_atomically, write_json
@@ -17,19 +18,27 @@ from mcvae.runs.storage import RunFolder, top_level
 
 __all__ = ["RunError", "build", "load", "load_run", "parse_config", "read_config", "save_model", "snapshot_folder"]
 
-Shape = tuple[int, int, int]
-
 
 def save_model(
-    folder: Path, model: LatentVariableModel, objective: AnnealedEstimator, config: TrainConfig, shape: Shape
+    folder: Path, model: LatentVariableModel, objective: AnnealedEstimator, config: TrainConfig, data: Splits
 ) -> None:
     """Write `model.safetensors` (weights and step sizes) and `model.json` (what to build them into, and a checksum)."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"objective.{name}": tensor for name, tensor in objective.state_dict().items()}
+    transform = data.transform(config.data.transform)
+    if isinstance(transform, Standardization):
+        tensors |= {"data.mean": transform.mean, "data.scale": transform.scale}
     content = save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     write_atomically(folder / "model.safetensors", lambda p: p.write_bytes(content))
-    described = {"shape": list(shape), "model": asdict(config.model), "method": asdict(config.method)}
+    described: dict[str, Any] = {
+        "shape": list(data.shape),
+        "kind": data.kind,
+        "levels": data.levels,
+        "columns": data.columns,
+    }
+    described |= {"transform": config.data.transform, "size": config.data.size}
+    described |= {"model": asdict(config.model), "method": asdict(config.method)}
     write_json(folder / "model.json", described | {"sha256": hashlib.sha256(content).hexdigest()})
 
 
@@ -53,7 +62,7 @@ def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator
             raise ValueError("the checksum of model.safetensors is wrong")
         model_config = checked(ModelConfig, described["model"], "model.json")
         method = checked(MethodConfig, described["method"], "model.json")
-        model, objective = build(model_config, method, tuple(described["shape"]))
+        model, objective = build(model_config, method, _datum(described))
         tensors = load_tensors(content)
         for prefix, module in (("model.", model), ("objective.", objective)):
             module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
@@ -72,15 +81,22 @@ def load(folder: str | Path) -> LatentVariableModel:
     return load_run(folder)[0]
 
 
-def build(model: ModelConfig, method: MethodConfig, shape: Any) -> tuple[LatentVariableModel, AnnealedEstimator]:
+def _datum(described: dict[str, Any]) -> Datum:
+    """What `model.json` says about the data; before there were others, all were pixels."""
+    return Datum(tuple(described["shape"]), described.get("kind", "pixels"), described.get("levels", 256))
+
+
+def build(model: ModelConfig, method: MethodConfig, datum: Datum) -> tuple[LatentVariableModel, AnnealedEstimator]:
     """Untrained model and estimator of a resolved configuration."""
     latent_dim = model.latent_dim or 0
     network = build_model(
-        shape,
+        datum.shape,
         latent_dim,
+        kind=datum.kind,
+        levels=datum.levels,
         network=model.network,
         likelihood=model.likelihood,
         sigma=model.sigma,
         flow=None if model.flow == "none" else model.flow,
     )
-    return network, method_named(method.name).build(method, latent_dim, math.prod(shape))
+    return network, method_named(method.name).build(method, latent_dim, math.prod(datum.shape))

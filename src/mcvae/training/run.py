@@ -19,9 +19,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 import mcvae
 from mcvae.allocator import keep_memory, return_memory
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.data import TRANSFORMS, Batches, Images, load_images
-from mcvae.models import LatentVariableModel
-from mcvae.runs.config import TrainConfig, check, default_folder, read_config, resolve, write_config
+from mcvae.core.randomness import seeded_generator
+from mcvae.data import Batches, DataError, Splits, load_data
+from mcvae.data.registry import is_own
+from mcvae.models import Datum, Decoder, LatentVariableModel
+from mcvae.runs.config import TrainConfig, check, data_label, default_folder, read_config, resolve, write_config
 from mcvae.runs.method import method_named
 from mcvae.runs.plain import RunError
 from mcvae.runs.results import RunResult, read_result, write_result
@@ -46,7 +48,7 @@ __all__ = ["BatchedImages", "build_trainer", "prepare", "train"]
 class BatchedImages(LightningDataModule):
     """Batches cut by index from images in memory; the epoch decides order and noise."""
 
-    def __init__(self, images: Images, config: TrainConfig):
+    def __init__(self, images: Splits, config: TrainConfig):
         super().__init__()
         self.images, self.config = images, config
 
@@ -67,25 +69,44 @@ class BatchedImages(LightningDataModule):
 
 
 def batches(
-    images: Images, config: TrainConfig, split: str, *, epoch: int | None = None, rank: int = 0, ranks: int = 1
+    images: Splits, config: TrainConfig, split: str, *, epoch: int | None = None, rank: int = 0, ranks: int = 1
 ) -> Batches:
     """Transformed batches of a split as a configuration wants them."""
     pixels = images.split(split)[: config.data.limit]
-    transform = TRANSFORMS[config.data.transform]
+    transform = images.transform(config.data.transform)
     size = config.data.batch_size
     return Batches(pixels, size, transform, seed=config.run.seed, epoch=epoch, rank=rank, world_size=ranks)
 
 
-def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Images]:
-    """Load the images and settle everything that "auto" left open.
+def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Splits]:
+    """Load the data and settle everything that "auto" left open.
 
     A configuration found in a run folder may be somebody else's: nothing is downloaded to the folder that it names.
     """
     check(config)
     check_trainer(config.trainer)
     download = trusted or config.data.root is None
-    images = load_images(config.data.name, config.data.root, validation=config.data.validation, download=download)
-    return resolve(config, images.shape), images
+    wanted = config.data
+    if is_own(wanted.name):
+        wanted.name = str(Path(wanted.name).expanduser().absolute())  # the run is used from elsewhere, too
+    images = load_data(
+        wanted.name,
+        wanted.root,
+        validation=wanted.validation,
+        test=wanted.test,
+        size=wanted.size,
+        kind=wanted.kind,
+        split_seed=wanted.split_seed,
+        download=download,
+    )
+    found = images.fingerprint() if is_own(wanted.name) or images.note else None
+    if wanted.fingerprint is not None and wanted.fingerprint != found:
+        raise DataError(
+            f"{wanted.name} has changed since the run was trained: its rows would be split otherwise, and the test set "
+            "would hold what was trained on. Restore the data, or train again."
+        )
+    wanted.fingerprint = found
+    return resolve(config, images.shape, images.kind, images.levels), images
 
 
 def train(config: TrainConfig | None = None, *, resume: str | Path | None = None) -> Path:
@@ -101,6 +122,10 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     if resume is None:
         assert config is not None, "give a configuration or a run to resume"
         config, images = prepare(config)
+        if is_own(config.data.name):
+            print(f"{images} (likelihood: {config.model.likelihood})", file=sys.stderr)
+        if images.note:
+            print(f"note: {images.note}.", file=sys.stderr)
         config.run.folder = config.run.folder or default_folder(config)
         if config.trainer.get("fast_dev_run"):
             return _try(config, images)
@@ -149,10 +174,22 @@ class _Parts(NamedTuple):
         return self.module.objective
 
 
-def _assemble(config: TrainConfig, images: Images, home: RunFolder) -> _Parts:
+_STARTING_ROWS = 10_000
+"""Training data that a likelihood may look at to see where to start."""
+
+
+def _datum(data: Splits) -> Datum:
+    return Datum(data.shape, data.kind, data.levels)
+
+
+def _assemble(config: TrainConfig, images: Splits, home: RunFolder) -> _Parts:
     return_memory() if config.run.memory == "low" else keep_memory()
     seed_everything(config.run.seed, verbose=False)
-    model, objective = build(config.model, config.method, images.shape)
+    model, objective = build(config.model, config.method, _datum(images))
+    if isinstance(model.decoder, Decoder):
+        rows = images.train[:_STARTING_ROWS]
+        transform = images.transform(config.data.transform)
+        model.decoder.likelihood.start(transform(rows, seeded_generator("start", config.run.seed)))
     module = VariationalTraining(
         model,
         objective,
@@ -167,7 +204,7 @@ def _assemble(config: TrainConfig, images: Images, home: RunFolder) -> _Parts:
     metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
     snapshots = Snapshots(
         config.run.snapshots,
-        lambda epoch: save_model(snapshot_folder(folder, epoch), model, objective, config, images.shape),
+        lambda epoch: save_model(snapshot_folder(folder, epoch), model, objective, config, images),
     )
     # a checkpoint remembers the row of its epoch
     callbacks: list[Any] = [pictures, snapshots, metrics, Checkpoints(folder), Upload(home)]
@@ -183,7 +220,7 @@ def _assemble(config: TrainConfig, images: Images, home: RunFolder) -> _Parts:
     return _Parts(trainer, module, metrics, pictures)
 
 
-def _try(config: TrainConfig, images: Images) -> Path:
+def _try(config: TrainConfig, images: Splits) -> Path:
     """Lightning's fast_dev_run: a few batches to see that everything works, of which nothing is kept."""
     with tempfile.TemporaryDirectory(prefix="mcvae-trial-") as folder:
         home = RunFolder(folder)
@@ -220,7 +257,7 @@ def _finished(folder: Path) -> bool:
     return (folder / "result.json").exists() and read_result(folder).status == "finished"
 
 
-def _restore(home: RunFolder, config: TrainConfig, images: Images) -> bool:
+def _restore(home: RunFolder, config: TrainConfig, images: Splits) -> bool:
     """Write lost or damaged weights of a finished run again, from its last checkpoint; False if they are sound."""
     try:
         load_run(home.path)
@@ -232,11 +269,11 @@ def _restore(home: RunFolder, config: TrainConfig, images: Images) -> bool:
     checkpoint = AtomicCheckpoints().load_checkpoint(path, map_location="cpu")
     if checkpoint["epoch"] + 1 < config.run.epochs:
         raise RunError(f"{path} is of an earlier epoch; the weights of {home.place} cannot be restored.")
-    model, objective = build(config.model, config.method, images.shape)
+    model, objective = build(config.model, config.method, _datum(images))
     module = VariationalTraining(model, objective, config.optimizer)
     with hold(home.path, "training", home.place):
         _load(module, checkpoint["state_dict"], path)
-        save_model(home.path, model, objective, config, images.shape)
+        save_model(home.path, model, objective, config, images)
         home.push()
     return True
 
@@ -252,9 +289,11 @@ def _load(module: VariationalTraining, state: dict[str, Any], path: Path) -> Non
         ) from None
 
 
-def _pictures(folder: Path, images: Images, config: TrainConfig) -> Pictures:
+def _pictures(folder: Path, images: Splits, config: TrainConfig) -> Pictures:
     source = "validation" if len(images.validation) else "train"
     shown = next(iter(batches(images, config, source)))
+    if images.kind != "pixels" or config.data.transform == "keep":
+        shown = shown[:0]  # not to be seen as a picture
     return Pictures(folder, shown, config.run.pictures_every, config.model.latent_dim or 0, config.run.seed)
 
 
@@ -312,7 +351,7 @@ def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunF
         raise SystemExit(130)
 
 
-def _conclude(parts: _Parts, config: TrainConfig, images: Images, home: RunFolder) -> None:
+def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolder) -> None:
     """Write the result, if training has reached its end."""
     rows, place = parts.metrics.rows, home.place
     reached = rows[-1]["epoch"] if rows else 0
@@ -325,7 +364,7 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Images, home: RunFolde
     if rows[-1]["val_bound"] != rows[-1]["val_bound"]:  # NaN: the weights are ruined; one bad chain would give -inf
         _give_up(parts, config, home, "the bound of validation images cannot be evaluated any more.")
     parts.model.float()  # whatever --trainer.precision was
-    save_model(home.path, parts.model, parts.objective, config, images.shape)
+    save_model(home.path, parts.model, parts.objective, config, images)
     paths = parts.pictures.draw(parts.model)
     write_result(home.path, _result(parts, config, pictures=[str(path.relative_to(home.path)) for path in paths]))
     home.push()
@@ -345,7 +384,7 @@ def _give_up(parts: _Parts, config: TrainConfig, home: RunFolder, reason: str) -
 def _result(parts: _Parts, config: TrainConfig, **more: Any) -> RunResult:
     rows = parts.metrics.rows
     return RunResult(
-        data=config.data.name,
+        data=data_label(config.data.name),
         transform=config.data.transform,
         likelihood=config.model.likelihood,
         batch_size=config.data.batch_size,
