@@ -16,7 +16,20 @@ from mcvae.runs.method import said_by
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
-COMMANDS = ("train", "evaluate", "sample", "compare", "report", "methods", "demo", "reproduce", "sweep")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "encode",
+    "reconstruct",
+    "score",
+    "sample",
+    "compare",
+    "report",
+    "methods",
+    "demo",
+    "reproduce",
+    "sweep",
+)
 """Each is a module here, with a dataclass `Options` and a function `run(options)`."""
 _WITH_FILES = ("train", "sweep")
 """Commands that read options from a YAML file, too."""

@@ -58,8 +58,9 @@ def _arrays(path: Path) -> dict[str, Array]:
     try:
         if path.suffix == ".pt":
             return _tensors(torch.load(path, map_location="cpu", weights_only=True))
-        content = np.load(path, allow_pickle=False)
-        return dict(content) if isinstance(content, np.lib.npyio.NpzFile) else {"": content}
+        with open(path, "rb") as file:
+            content = np.load(file, allow_pickle=False)
+            return dict(content) if isinstance(content, np.lib.npyio.NpzFile) else {"": content}
     except (ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())[:200].removesuffix(".")
         raise DataError(

@@ -67,9 +67,9 @@ SOURCES: dict[str, Source] = {
     ".npy": Source("arrays.read_array", "an array of images, counts or numbers"),
     ".npz": Source("arrays.read_array", "arrays called x, or train, validation and test"),
     ".pt": Source("arrays.read_array", "a tensor, or a dictionary of tensors called like those of an .npz"),
-    ".csv": Source("tables.read_csv", "a table of numbers"),
-    ".tsv": Source("tables.read_csv", "a table of numbers"),
-    ".parquet": Source("tables.read_parquet", "a table of numbers; needs the extra parquet"),
+    ".csv": Source("columnar.read_csv", "a table of numbers"),
+    ".tsv": Source("columnar.read_csv", "a table of numbers"),
+    ".parquet": Source("columnar.read_parquet", "a table of numbers; needs the extra parquet"),
     ".h5ad": Source("h5ad.read_h5ad", "AnnData of counts; needs the extra h5ad"),
     "": Source("folders.read_folder", "a folder of PNG or JPEG images"),
 }
@@ -163,9 +163,9 @@ def read_source(name: str, *, size: int | None = None, root: str | Path | None =
 
     check_source(name)
     path = Path(name).expanduser()
-    more = (data_root(root) / "converted",) if path.is_dir() else ()
     try:
         with needs_extra(f"reading {path.suffix or 'images'}"):
+            more = (data_root(root) / "converted",) if path.is_dir() else ()
             return SOURCES["" if path.is_dir() else path.suffix].read(path, Reading(size), *more)
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
@@ -193,9 +193,10 @@ def load_images(
     from mcvae.data.splits import DataError
 
     check_name("data set", name, DATASETS)
-    folder = data_root(root)
+    folder = Path()
     try:
         with needs_extra(f"the data set {name}"):
+            folder = data_root(root)
             return DATASETS[name].load(folder, validation, download)
     except OSError as error:
         raise DataError(

@@ -19,7 +19,7 @@ from mcvae.models.networks import (
     mlp_decoder,
     mlp_encoder,
 )
-from mcvae.runs.likelihoods import LIKELIHOODS, transform_for
+from mcvae.runs.likelihood import LIKELIHOODS, transform_for
 
 __all__ = ["build_likelihood", "build_model"]
 
@@ -46,12 +46,12 @@ def build_model(
         levels: one more than the largest whole number, for a categorical likelihood.
         network: "conv" (the paper's: eight convolutions and a linear layer; upsampling and convolutions back), "small"
             (the same with four convolutions, for 8 × 8 digits) or "mlp", also for vectors.
-        likelihood: one of `mcvae.runs.likelihoods.LIKELIHOODS`, for data of this kind.
+        likelihood: one of `mcvae.runs.likelihood.LIKELIHOODS`, for data of this kind.
         sigma: σ of the Gaussian likelihood, or where it starts.
         flow: for q, one of `FLOWS`; a mean-field Gaussian if None.
 
     >>> model = build_model((1, 8, 8), 16, network="small")
-    >>> x, z = model.simulate(3, latent_dim=16)
+    >>> x, z = model.simulate(3)
     >>> x.shape
     torch.Size([3, 1, 8, 8])
     """
@@ -76,7 +76,7 @@ def build_model(
     elif kind == "pixels" and transform_for(likelihood, kind) == "keep":
         features = nn.Sequential(Scaled(1 / 255), features)
     encoder = GaussianEncoder(features) if flow is None else FlowEncoder(features, latent_dim, flow)
-    return LatentVariableModel(encoder, Decoder(generator, head))
+    return LatentVariableModel(encoder, Decoder(generator, head), latent_dim=latent_dim)
 
 
 def build_likelihood(name: str, datum: Datum, sigma: float = 1.0) -> Likelihood:

@@ -4,18 +4,30 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
 from mcvae.core.bridge import Bridge
+from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.evidence import Evidence, estimate_log_evidence
 from mcvae.core.paths import GeometricPath, Path
-from mcvae.core.randomness import draw
+from mcvae.core.randomness import draw, seeded_generator
 from mcvae.core.scores import value_and_score
+from mcvae.runs.method import method_named, parse_key
 
-__all__ = ["LatentVariableModel", "standard_normal_prior"]
+__all__ = ["LatentVariableModel", "Latents", "standard_normal_prior"]
+
+
+class Latents(NamedTuple):
+    """q(z | x) of data, as numbers."""
+
+    mean: Tensor
+    """`[B, D]`."""
+    scale: Tensor
+    """Standard deviations, `[B, D]`."""
 
 
 class LatentVariableModel(nn.Module):
@@ -28,6 +40,7 @@ class LatentVariableModel(nn.Module):
         prior: a Distribution over one latent (batch `[]`, event `[D]`), or a module or function without arguments
             that returns one (a learned prior, a flow of zuko), which moves with the model to another device or type.
             Standard normal by default.
+        latent_dim: D, which a standard normal prior does not know; only `simulate` and `objective` ask for it.
 
     >>> def encoder(x):
     ...     return Independent(Normal(x, torch.ones_like(x)), 1)
@@ -43,14 +56,82 @@ class LatentVariableModel(nn.Module):
         encoder: Callable[[Tensor], Distribution],
         decoder: Callable[[Tensor], Distribution],
         prior: Distribution | Callable[[], Distribution] | None = None,
+        *,
+        latent_dim: int | None = None,
     ):
         super().__init__()
         self.encoder, self.decoder, self.prior = encoder, decoder, prior
+        self._latent_dim = latent_dim
         self.compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the compiled function, which belongs to this model's weights: copies compile their own."""
         return {**self.__dict__, "compiled": None}
+
+    @property
+    def latent_dim(self) -> int | None:
+        """D, if the model was told or its prior knows."""
+        if self._latent_dim is not None or self.prior is None:
+            return self._latent_dim
+        return self.prior_like(torch.empty(0)).event_shape[0]
+
+    def objective(self, method: str, x: Tensor | None = None) -> AnnealedEstimator:
+        """The estimator of a method such as "l-mcvae-sigmoid-k5", sized for this model; see `mcvae methods`.
+
+        Args:
+            method: its key.
+            x: data, which models that do not know their latent dimension encode to find out, and whose size amortised
+                methods such as "mcd-k5" ask for.
+
+        >>> from mcvae.models import build_model
+        >>> build_model((4,), 2, kind="real", network="mlp", likelihood="student-t").objective("l-mcvae-k3").num_steps
+        3
+        """
+        config = parse_key(method)
+        latent_dim = self.latent_dim
+        if latent_dim is None and x is not None:
+            with torch.no_grad():
+                latent_dim = self.encoder(x[:1]).event_shape[0]
+        if latent_dim is None:
+            raise ValueError("this model does not know its latent dimension: build it with latent_dim=..., or give x.")
+        return method_named(config.name).build(config, latent_dim, 0 if x is None else x[0].numel())
+
+    def encode(self, x: Tensor) -> "Latents":
+        """Mean and scale of q(z | x) for data `[B, ...]`, `[B, D]` each; of a flow, from 256 samples.
+
+        >>> from mcvae.models import build_model
+        >>> model = build_model((4,), 2, kind="real", network="mlp", likelihood="student-t")
+        >>> model.encode(torch.zeros(3, 4)).mean.shape
+        torch.Size([3, 2])
+        """
+        with torch.no_grad():
+            q = self.encoder(x)
+            try:
+                return Latents(q.mean, q.stddev)
+            except NotImplementedError:  # a flow
+                z = draw(q, (256,), seeded_generator("encode", device=x.device))
+                return Latents(z.mean(0), z.std(0))
+
+    def reconstruct(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """Mean of p(x | z) at the mean of q(z | x), or at latents `[B, D]` of your own, `[B, ...]`."""
+        with torch.no_grad():
+            mean: Tensor = self.decoder(self.encode(x).mean if z is None else z).mean
+        return mean
+
+    def score(self, x: Tensor, *, generator: Generator | None = None, **options: Any) -> Evidence:
+        """log p(x) of every datum with its error, by annealed importance sampling: low ones are unusual.
+
+        For many data use `mcvae.evaluate`, which works in batches.
+
+        Args:
+            x: data `[B, ...]`.
+            generator: source of all randomness.
+            options: of `mcvae.estimate_log_evidence`, such as num_steps or num_samples.
+        """
+        bridge = self.bridge(x)
+        return estimate_log_evidence(
+            bridge.log_joint, bridge.initial, context=bridge.context, generator=generator, **options
+        )
 
     def bridge(
         self,
@@ -116,12 +197,15 @@ class LatentVariableModel(nn.Module):
 
         Args:
             num_data: N.
-            latent_dim: D; needed only for the default prior, which does not know it.
+            latent_dim: D; needed only if neither model nor prior knows it.
             generator: source of all randomness.
         """
-        if self.prior is None and latent_dim is None:
-            raise ValueError("simulate needs latent_dim, because this model was built without a prior that knows it.")
-        like = next(self.parameters(), torch.empty(0)).new_empty(latent_dim or 0)
+        latent_dim = self.latent_dim if latent_dim is None else latent_dim
+        if latent_dim is None:
+            raise ValueError(
+                "simulate needs latent_dim, because this model was built without latent_dim or a prior that knows it."
+            )
+        like = next(self.parameters(), torch.empty(0)).new_empty(latent_dim)
         with torch.no_grad():
             z = draw(self.prior_like(like), (num_data,), generator)
             return draw(self.decoder(z), (), generator), z

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from mcvae.runs.likelihoods import LIKELIHOODS, likelihood_for, transform_for
+from mcvae.runs.likelihood import LIKELIHOODS, likelihood_for, transform_for
 from mcvae.runs.method import MethodConfig, key_of, method_named, settled
 from mcvae.runs.naming import check_name
 from mcvae.runs.plain import RunError, read_yaml, write_atomically

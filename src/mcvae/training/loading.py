@@ -2,21 +2,35 @@
 
 import hashlib
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from safetensors.torch import load as load_tensors, save as save_tensors
+from torch import Tensor, nn
 
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.data import Splits, Standardization
+from mcvae.data import TRANSFORMS, Splits, Standardization, Transform
 from mcvae.models import Datum, LatentVariableModel, build_model
 from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config
+from mcvae.runs.likelihood import transform_for
 from mcvae.runs.method import MethodConfig, method_named
 from mcvae.runs.plain import RunError, checked, read_json, write_atomically, write_json
 from mcvae.runs.storage import RunFolder, top_level
 
-__all__ = ["RunError", "build", "load", "load_run", "parse_config", "read_config", "save_model", "snapshot_folder"]
+__all__ = [
+    "RunError",
+    "build",
+    "load",
+    "load_run",
+    "parse_config",
+    "read_config",
+    "save",
+    "save_model",
+    "snapshot_folder",
+]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def save_model(
@@ -29,7 +43,7 @@ def save_model(
     transform = data.transform(config.data.transform)
     if isinstance(transform, Standardization):
         tensors |= {"data.mean": transform.mean, "data.scale": transform.scale}
-    content = save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    content = _packed(tensors)
     write_atomically(folder / "model.safetensors", lambda p: p.write_bytes(content))
     described: dict[str, Any] = {
         "shape": list(data.shape),
@@ -40,6 +54,54 @@ def save_model(
     described |= {"transform": config.data.transform, "size": config.data.size}
     described |= {"model": asdict(config.model), "method": asdict(config.method)}
     write_json(folder / "model.json", described | {"sha256": hashlib.sha256(content).hexdigest()})
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """What `model.json` and the weights say about the data of a run.
+
+    Args:
+        datum: what one datum is.
+        columns: names of the columns of a table, if they have any.
+        size: that images of a folder were resized to.
+        transform: what is done to data before the model sees them.
+        likelihood: its name.
+    """
+
+    datum: Datum
+    columns: list[str]
+    size: int | None
+    transform: Transform
+    likelihood: str
+
+    @property
+    def drawable(self) -> bool:
+        """Whether the model's data are pictures with values between 0 and 1."""
+        return self.datum.kind == "pixels" and self.transform is not TRANSFORMS["keep"]
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the likelihood knows no whole number beyond those of the training data."""
+        return self.likelihood in ("bernoulli", "categorical")
+
+
+def read_described(folder: Path) -> Described:
+    """What a trained run says about its data."""
+    content = read_json(folder / "model.json")
+    try:
+        likelihood = str(content["model"]["likelihood"])
+        datum = _datum(content)
+        name = str(content.get("transform") or transform_for(likelihood, datum.kind))
+        columns = [str(column) for column in content.get("columns", [])]
+        transform: Transform
+        if name == "standardize":
+            tensors = load_tensors((folder / "model.safetensors").read_bytes())
+            transform = Standardization(tensors["data.mean"], tensors["data.scale"], columns)
+        else:
+            transform = TRANSFORMS[name]
+        return Described(datum, columns, content.get("size"), transform, likelihood)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise RunError(f"{folder / 'model.json'} does not say what the data were: {error}. Train again.") from error
 
 
 def snapshot_folder(folder: Path, epoch: int) -> Path:
@@ -72,13 +134,66 @@ def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator
     return model.eval(), objective.eval()
 
 
-def load(folder: str | Path) -> LatentVariableModel:
-    """The trained model of a run folder; executes nothing from its files.
+@overload
+def load(folder: str | Path) -> LatentVariableModel: ...
+@overload
+def load(folder: str | Path, into: Module) -> Module: ...
+def load(folder: str | Path, into: nn.Module | None = None) -> nn.Module:
+    """The trained model of a run folder, or weights that `save` has written; executes nothing from the files.
 
     Args:
         folder: such as "runs/digits-vae-s0", or a URL.
+        into: a module of your own, built as when it was saved; its weights are replaced, and it is returned.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(nn.Linear(2, 3), folder)
+    ...     load(folder, nn.Linear(2, 3))
+    Linear(in_features=2, out_features=3, bias=True)
     """
-    return load_run(folder)[0]
+    home = RunFolder(folder, top_level)
+    own = read_json(home.path / "model.json").get("own")
+    if into is None:
+        if own is not None:
+            raise RunError(
+                f"{home.place} holds the weights of a module of your own, {own}, whose code is not saved. Build it, "
+                "and load them with mcvae.load(folder, into=module)."
+            )
+        return load_run(home.path)[0]
+    path = home.path / "model.safetensors"
+    try:
+        content = path.read_bytes()
+        if read_json(home.path / "model.json").get("sha256") != hashlib.sha256(content).hexdigest():
+            raise ValueError("the checksum of model.safetensors is wrong")
+        prefix = "" if own is not None else "model."
+        tensors = {k.removeprefix(prefix): v for k, v in load_tensors(content).items() if k.startswith(prefix)}
+        into.load_state_dict(tensors)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise RunError(f"the weights in {home.place} do not fit {type(into).__name__}: {reason}.") from error
+    return into
+
+
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write the weights of a module of your own as `model.safetensors`, with a checksum; its code stays yours.
+
+    Args:
+        model: any module.
+        folder: an empty or new one, or one that `save` has written to before; a URL will do.
+    """
+    home = RunFolder(folder, top_level)
+    described = home.path / "model.json"
+    if (home.path / "config.yaml").exists() or (described.exists() and read_json(described).get("own") is None):
+        raise RunError(f"{home.place} holds a run of mcvae train; choose another folder.")
+    home.path.mkdir(parents=True, exist_ok=True)
+    content = _packed(model.state_dict())
+    write_atomically(home.path / "model.safetensors", lambda p: p.write_bytes(content))
+    write_json(described, {"own": type(model).__qualname__, "sha256": hashlib.sha256(content).hexdigest()})
+    home.push()
+
+
+def _packed(tensors: dict[str, Tensor]) -> bytes:
+    return save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
 def _datum(described: dict[str, Any]) -> Datum:

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Independent
 
-from mcvae.models.likelihoods.likelihood import Datum, Likelihood
+from mcvae.models.likelihoods.interface import Datum, Likelihood
 
 __all__ = ["BernoulliLikelihood", "bernoulli"]
 

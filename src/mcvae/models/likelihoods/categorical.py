@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent
 
-from mcvae.models.likelihoods.likelihood import Datum, Likelihood
+from mcvae.models.likelihoods.interface import Datum, Likelihood
 
 __all__ = ["CategoricalLikelihood", "categorical"]
 

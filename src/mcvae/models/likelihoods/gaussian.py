@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
-from mcvae.models.likelihoods.likelihood import Datum, Likelihood
+from mcvae.models.likelihoods.interface import Datum, Likelihood
 
 __all__ = ["GaussianLikelihood", "fixed_gaussian", "gaussian_per_dimension", "learned_gaussian"]
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, NegativeBinomial
 
-from mcvae.models.likelihoods.likelihood import Datum, Likelihood
+from mcvae.models.likelihoods.interface import Datum, Likelihood
 from mcvae.models.likelihoods.poisson import log_means
 
 __all__ = ["NegativeBinomialLikelihood", "negative_binomial"]

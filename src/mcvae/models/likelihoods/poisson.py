@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Poisson
 
-from mcvae.models.likelihoods.likelihood import Datum, Likelihood
+from mcvae.models.likelihoods.interface import Datum, Likelihood
 
 __all__ = ["PoissonLikelihood", "log_means", "poisson"]
 
@@ -17,8 +17,8 @@ class PoissonLikelihood(Likelihood):
 
     >>> likelihood = PoissonLikelihood((2,))
     >>> likelihood.start(torch.tensor([[1.0, 9.0], [3.0, 7.0]]))
-    >>> [round(mean, 1) for mean in likelihood(torch.zeros(1, 2)).mean[0].tolist()]
-    [2.0, 8.0]
+    >>> [round(mean, 2) for mean in likelihood(torch.zeros(1, 2)).mean[0].tolist()]
+    [2.25, 8.25]
     """
 
     log_mean: Tensor
@@ -38,8 +38,8 @@ class PoissonLikelihood(Likelihood):
 
 
 def log_means(data: Tensor) -> Tensor:
-    """Log mean of every count, as if there were one more datum with a half: no count is impossible."""
-    return ((data.double().sum(0) + 0.5) / (len(data) + 1)).log().to(torch.get_default_dtype())
+    """Log mean of every count, as if half a count more had been seen: none is impossible."""
+    return ((data.double().sum(0) + 0.5) / len(data)).log().to(torch.get_default_dtype())
 
 
 def poisson(datum: Datum, sigma: float) -> PoissonLikelihood:

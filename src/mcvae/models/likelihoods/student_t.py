@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, StudentT
 
-from mcvae.models.likelihoods.likelihood import Datum, Likelihood
+from mcvae.models.likelihoods.interface import Datum, Likelihood
 
 __all__ = ["StudentTLikelihood", "student_t"]
 
