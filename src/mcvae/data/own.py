@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mcvae.data.conditions import code, codings_of
 from mcvae.data.raw import Array, Raw, first_row
 from mcvae.data.splits import DataError, Kind, Splits, hold_out
 
@@ -44,8 +45,20 @@ def split(
             )
     if "train" not in tensors and "all" not in tensors:
         raise DataError(f"{name} has {' and '.join(tensors)}, but no train.")
-    train = cut(tensors, validation, test, seed)
-    return Splits(name, *train, columns=list(parts[first].columns))
+    cuts = cut(tensors, validation, test, seed)
+    if not parts[first].conditions:
+        return Splits(name, *cuts, columns=list(parts[first].columns))
+    for key, raw in parts.items():
+        for what, values in raw.conditions.items():
+            if values.shape != (len(raw.values),):
+                raise DataError(
+                    f"{name}: {what!r} of {key} must have one value for each of {len(raw.values)} rows, got an array "
+                    f"of shape {list(values.shape)}."
+                )
+    codings = codings_of(parts["all" if "all" in parts else "train"].conditions)
+    coded = {key: code(codings, raw.conditions, raw.place) for key, raw in parts.items()}
+    given = cut(coded, validation, test, seed)
+    return Splits(name, *cuts, columns=list(parts[first].columns), given=given, codings=codings)
 
 
 def cut(

@@ -1,7 +1,7 @@
 """Data sets by name. Their loaders are imported when first called, so that the names are known without torch."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -121,6 +121,7 @@ def load_data(
     size: int | None = None,
     kind: "Kind | Literal['auto']" = "auto",
     split_seed: int = 0,
+    condition: Sequence[str] = (),
     download: bool = True,
 ) -> "Splits":
     """Load a named data set, or your own from a file or a folder of images, into memory.
@@ -135,6 +136,7 @@ def load_data(
         size: resize and crop a folder's images to this height and width.
         kind: what the values are: pixels, counts or real; "auto" looks at them.
         split_seed: of the split of your own data, where they are not split already.
+        condition: columns, arrays or "folder" that the model is conditioned on, instead of being modelled.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -143,20 +145,25 @@ def load_data(
     counts.npy: rows of 2 counts, 17 for training, 1 for validation, 2 for testing
     """
     if not is_own(name):
+        if condition:
+            raise ValueError(f"{name} has nothing to condition on; give a file of your own with labels.")
         return load_images(name, root, validation=validation, download=download)
     from mcvae.data.own import split
 
-    parts = read_source(name, size=size, root=root)
+    parts = read_source(name, size=size, root=root, condition=condition)
     return split(Path(name).name, parts, kind=kind, validation=validation, test=test, seed=split_seed)
 
 
-def read_source(name: str, *, size: int | None = None, root: str | Path | None = None) -> dict[str, "Raw"]:
+def read_source(
+    name: str, *, size: int | None = None, root: str | Path | None = None, condition: Sequence[str] = ()
+) -> dict[str, "Raw"]:
     """The rows of a file or folder, unchecked, by split or "all" of them.
 
     Args:
         name: its path.
         size: of images.
         root: converted images are kept in its folder `converted`.
+        condition: what to condition on.
     """
     from mcvae.data.raw import Reading
     from mcvae.data.splits import DataError
@@ -166,7 +173,7 @@ def read_source(name: str, *, size: int | None = None, root: str | Path | None =
     try:
         with needs_extra(f"reading {path.suffix or 'images'}"):
             more = (data_root(root) / "converted",) if path.is_dir() else ()
-            return SOURCES["" if path.is_dir() else path.suffix].read(path, Reading(size), *more)
+            return SOURCES["" if path.is_dir() else path.suffix].read(path, Reading(size, condition), *more)
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
 

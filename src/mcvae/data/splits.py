@@ -1,13 +1,17 @@
 """A data set in memory, cut into train, validation and test; and the error that loading it may raise."""
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from mcvae.data.transforms import TRANSFORMS, Standardization, Transform
+
+if TYPE_CHECKING:
+    from mcvae.data.conditions import Coding
 
 __all__ = ["DataError", "Images", "Kind", "Splits", "hold_out"]
 
@@ -32,6 +36,8 @@ class Splits:
         test: data for the final figures; never mixed with the others.
         columns: names of the columns of a table, if they have any.
         note: what a person must know before comparing results on these data with others.
+        given: numbers that the model is conditioned on, `[N, C]` for each of the three; None if on nothing.
+        codings: how those numbers came about.
 
     >>> blank = torch.zeros(5, 1, 2, 3, dtype=torch.uint8)
     >>> Splits("blank", train=blank[:3], validation=blank[3:3], test=blank[3:])
@@ -44,6 +50,8 @@ class Splits:
     test: Tensor
     columns: list[str] = field(default_factory=list)
     note: str = ""
+    given: tuple[Tensor, Tensor, Tensor] | None = None
+    codings: Sequence["Coding"] = ()
 
     def __post_init__(self) -> None:
         for split in ("train", "validation", "test"):
@@ -97,6 +105,18 @@ class Splits:
         if name not in splits:
             raise ValueError(f"expected one of the splits {', '.join(splits)}; got {name!r}.")
         return splits[name]
+
+    def given_of(self, name: str) -> Tensor | None:
+        """What the data of a split are conditioned on."""
+        return None if self.given is None else self.given[("train", "validation", "test").index(name)]
+
+    def thinned(self, name: str, step: int) -> "Splits":
+        """The same with every `step`-th datum of one split."""
+        place = ("train", "validation", "test").index(name)
+        given = self.given
+        if given is not None:
+            given = (*given[:place], given[place][::step], *given[place + 1 :])  # type: ignore[assignment]
+        return replace(self, **{name: self.split(name)[::step], "given": given})  # type: ignore[arg-type]
 
     def transform(self, name: str) -> Transform:
         """The transform of this name; that which standardises takes means and scales from the training data."""

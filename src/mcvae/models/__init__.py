@@ -18,6 +18,7 @@ from mcvae.models.likelihoods import (
 from mcvae.models.networks import Decoder, GaussianEncoder, UpsampledConv2d
 from mcvae.models.optimized import optimized
 from mcvae.models.ppca import PPCA
+from mcvae.models.priors import FlowPrior, MixturePrior, VampPrior
 from mcvae.models.quadrature import OneDimensional, log_integral
 from mcvae.models.ring import Ring
 
@@ -29,17 +30,20 @@ __all__ = [
     "Decoder",
     "DiscretizedLogistic",
     "FlowEncoder",
+    "FlowPrior",
     "GaussianEncoder",
     "GaussianLikelihood",
     "LatentVariableModel",
     "Likelihood",
     "LogisticLikelihood",
+    "MixturePrior",
     "NegativeBinomialLikelihood",
     "OneDimensional",
     "PoissonLikelihood",
     "Ring",
     "StudentTLikelihood",
     "UpsampledConv2d",
+    "VampPrior",
     "build_model",
     "log_integral",
     "optimized",

@@ -1,14 +1,18 @@
 """A model from a few words: which data, which network, which likelihood, which q."""
 
+import math
 from collections.abc import Callable
 from importlib import import_module
 
+import torch
 from torch import nn
 
 from mcvae.models.flows import FlowEncoder
 from mcvae.models.latent_variable_model import LatentVariableModel
 from mcvae.models.likelihoods import Datum, Likelihood
 from mcvae.models.networks import (
+    ConditionedFeatures,
+    ConditionedLatents,
     Decoder,
     GaussianEncoder,
     LogCounts,
@@ -19,10 +23,13 @@ from mcvae.models.networks import (
     mlp_decoder,
     mlp_encoder,
 )
+from mcvae.models.priors import build_prior
 from mcvae.runs.likelihood import LIKELIHOODS, transform_for
 
 __all__ = ["build_likelihood", "build_model"]
 
+_EXAMPLES = 256
+"""Conditions of training data that a model keeps, to simulate from."""
 _WIDTHS = {"conv": (16, 32, 64, 64), "small": (16, 32)}
 
 
@@ -36,6 +43,9 @@ def build_model(
     likelihood: str = "bernoulli",
     sigma: float = 1.0,
     flow: str | None = None,
+    prior: str = "standard-normal",
+    prior_components: int = 10,
+    conditions: int = 0,
 ) -> LatentVariableModel:
     """Build a variational auto-encoder for data of `shape`: (C, H, W) for images, (P,) for vectors.
 
@@ -49,6 +59,9 @@ def build_model(
         likelihood: one of `mcvae.runs.likelihood.LIKELIHOODS`, for data of this kind.
         sigma: σ of the Gaussian likelihood, or where it starts.
         flow: for q, one of `FLOWS`; a mean-field Gaussian if None.
+        prior: one of `PRIORS`. With conditions, p(z | y) is N(μ(y), σ²(y)): latents are standardised by it.
+        prior_components: of the mixtures among them.
+        conditions: numbers C that the model is conditioned on; see `LatentVariableModel` for what data then are.
 
     >>> model = build_model((1, 8, 8), 16, network="small")
     >>> x, z = model.simulate(3)
@@ -61,22 +74,34 @@ def build_model(
         raise ValueError(f"latent_dim must be at least 1, got {latent_dim}.")
     outputs = (shape[0] * head.channels_per_channel, *shape[1:])
     features: nn.Module
+    inputs = latent_dim + conditions
     if network == "mlp":
         hidden = (256, 256) if max(shape[1:], default=1) <= 16 else (512, 512)
-        features, generator = mlp_encoder(shape, 2 * latent_dim, hidden), mlp_decoder(outputs, latent_dim, hidden)
+        features, generator = mlp_encoder(shape, 2 * latent_dim, hidden), mlp_decoder(outputs, inputs, hidden)
     elif network in _WIDTHS:
         if len(shape) != 3:
             raise ValueError(f"the network {network} is for images [C, H, W], got data {list(shape)}. Choose mlp.")
         features = conv_encoder(shape, 2 * latent_dim, _WIDTHS[network])
-        generator = conv_decoder(outputs, latent_dim, _WIDTHS[network])
+        generator = conv_decoder(outputs, inputs, _WIDTHS[network])
     else:
         raise ValueError(f"unknown network {network!r}; known are {', '.join([*_WIDTHS, 'mlp'])}.")
     if kind == "counts":
         features = nn.Sequential(LogCounts(), features)
     elif kind == "pixels" and transform_for(likelihood, kind) == "keep":
         features = nn.Sequential(Scaled(1 / 255), features)
+    if conditions:
+        features = ConditionedFeatures(features, datum.shape, 2 * latent_dim, conditions)
+        generator = nn.Sequential(ConditionedLatents(latent_dim, conditions), generator)
     encoder = GaussianEncoder(features) if flow is None else FlowEncoder(features, latent_dim, flow)
-    return LatentVariableModel(encoder, Decoder(generator, head), latent_dim=latent_dim)
+    seen = (math.prod(shape) + conditions,) if conditions else datum.shape
+    return LatentVariableModel(
+        encoder,
+        Decoder(generator, head),
+        build_prior(prior, latent_dim, encoder, seen, prior_components),
+        latent_dim=latent_dim,
+        data_shape=datum.shape if conditions else None,
+        examples=torch.zeros(_EXAMPLES, conditions) if conditions else None,
+    )
 
 
 def build_likelihood(name: str, datum: Datum, sigma: float = 1.0) -> Likelihood:

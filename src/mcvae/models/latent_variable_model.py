@@ -41,6 +41,9 @@ class LatentVariableModel(nn.Module):
             that returns one (a learned prior, a flow of zuko), which moves with the model to another device or type.
             Standard normal by default.
         latent_dim: D, which a standard normal prior does not know; only `simulate` and `objective` ask for it.
+        data_shape: of one datum, for a model of x given conditions y (C numbers). Its data are rows `[B, size + C]`:
+            flattened x, then y. The encoder sees such rows, the decoder latents with y behind them, `[N, D + C]`.
+        examples: conditions `[M, C]` that `simulate` draws from, with `data_shape`.
 
     >>> def encoder(x):
     ...     return Independent(Normal(x, torch.ones_like(x)), 1)
@@ -58,11 +61,34 @@ class LatentVariableModel(nn.Module):
         prior: Distribution | Callable[[], Distribution] | None = None,
         *,
         latent_dim: int | None = None,
+        data_shape: tuple[int, ...] | None = None,
+        examples: Tensor | None = None,
     ):
         super().__init__()
         self.encoder, self.decoder, self.prior = encoder, decoder, prior
-        self._latent_dim = latent_dim
+        self._latent_dim, self.data_shape = latent_dim, data_shape
+        if (data_shape is None) != (examples is None):
+            raise ValueError("a conditional model needs both data_shape and examples of its conditions.")
+        self.register_buffer("examples", examples)
         self.compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+
+    examples: Tensor | None
+    """Conditions that `simulate` draws from."""
+
+    def apart(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Data `[B, ...]` and conditions `[B, C]` of rows that hold both; None for a model without conditions."""
+        if self.data_shape is None or self.examples is None:
+            return x, None
+        size = math.prod(self.data_shape)
+        if x.shape[1:] != (size + self.examples.shape[1],):
+            raise ValueError(
+                f"expected rows of {size} values and {self.examples.shape[1]} conditions, got {list(x.shape)}."
+            )
+        return x[:, :size].reshape(len(x), *self.data_shape), x[:, size:]
+
+    def decode(self, z: Tensor, y: Tensor | None = None) -> Distribution:
+        """p(x | z, y) for latents `[N, D]` and conditions `[N, C]`."""
+        return self.decoder(z if y is None else torch.cat([z, y.to(z)], -1))
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the compiled function, which belongs to this model's weights: copies compile their own."""
@@ -115,7 +141,7 @@ class LatentVariableModel(nn.Module):
     def reconstruct(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Mean of p(x | z) at the mean of q(z | x), or at latents `[B, D]` of your own, `[B, ...]`."""
         with torch.no_grad():
-            mean: Tensor = self.decoder(self.encode(x).mean if z is None else z).mean
+            mean: Tensor = self.decode(self.encode(x).mean if z is None else z, self.apart(x)[1]).mean
         return mean
 
     def score(self, x: Tensor, *, generator: Generator | None = None, **options: Any) -> Evidence:
@@ -154,6 +180,7 @@ class LatentVariableModel(nn.Module):
             raise ValueError(
                 'compile=True and memory="low" exclude each other: torch cannot recompute inside torch.func.'
             )
+        self.apart(x)  # refuses rows without conditions before the encoder sees them
         path = path if path is not None else GeometricPath()
         log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x)
         bridge = Bridge(self.encoder(x), log_joint, path, x.reshape(len(x), -1), memory)
@@ -167,7 +194,9 @@ class LatentVariableModel(nn.Module):
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """log p(x, z) for data `[B, ...]` and latents `[S, B, D]`, as `[S, B]`."""
         num_samples, batch, _ = z.shape
-        likelihood = self.decoder(_like_weights(z.flatten(0, 1), self.decoder))
+        x, y = self.apart(x)
+        given = None if y is None else y.expand(num_samples, *y.shape).flatten(0, 1)
+        likelihood = self.decode(_like_weights(z.flatten(0, 1), self.decoder), given)
         if not isinstance(likelihood, Distribution):
             raise TypeError(
                 "the decoder must return a torch.distributions.Distribution over data, got "
@@ -195,6 +224,8 @@ class LatentVariableModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Draw `(x [N, ...], z [N, D])` from the model; z is an exact posterior sample given x.
 
+        Conditions are drawn from the model's examples of them, and stand behind x.
+
         Args:
             num_data: N.
             latent_dim: D; needed only if neither model nor prior knows it.
@@ -208,7 +239,11 @@ class LatentVariableModel(nn.Module):
         like = next(self.parameters(), torch.empty(0)).new_empty(latent_dim)
         with torch.no_grad():
             z = draw(self.prior_like(like), (num_data,), generator)
-            return draw(self.decoder(z), (), generator), z
+            if self.examples is None:
+                return draw(self.decoder(z), (), generator), z
+            chosen = torch.randint(len(self.examples), (num_data,), generator=generator, device=z.device)
+            y = self.examples[chosen]
+            return torch.cat([draw(self.decode(z, y), (), generator).flatten(1), y], 1), z
 
     def prior_like(self, like: Tensor) -> Distribution:
         """p(z), for latents like `[..., D]`."""

@@ -47,6 +47,8 @@ class DataConfig:
         split_seed: of that split. It does not follow --run.seed, so that seeds can be compared.
         size: resize and crop the images of a folder to this height and width.
         kind: what the values of your own data are. auto: bytes are pixels, whole numbers from 0 counts, others real.
+        condition: columns, arrays, or folder (that an image is in), to condition on instead of modelling them, such as
+            [label].
         fingerprint: written when training starts; later the data must be the same.
         limit: use at most this many images of each split; all if not given.
         batch_size: images per optimiser step, over all devices.
@@ -60,6 +62,7 @@ class DataConfig:
     split_seed: int = 0
     size: int | None = None
     kind: Literal["auto", "pixels", "counts", "real"] = "auto"
+    condition: list[str] = field(default_factory=list)
     fingerprint: str | None = None
     limit: int | None = None
     batch_size: int = 100
@@ -79,6 +82,8 @@ class ModelConfig:
             for colour, as in the paper; negative-binomial for counts, gaussian-per-dimension for real data.
         sigma: standard deviation of the gaussian likelihood, or where it starts if learned.
         flow: a normalising flow for q; none: mean-field Gaussian. auto: what the method needs.
+        prior: standard-normal, or learned: mixture of Gaussians, vamp (of q at pseudo-data), realnvp or nsf (flows).
+        prior_components: of mixture and vamp.
     """
 
     network: Literal["auto", "conv", "small", "mlp"] = "auto"
@@ -86,6 +91,8 @@ class ModelConfig:
     likelihood: str = "auto"
     sigma: float = 1.0
     flow: Literal["auto", "none", "realnvp", "nsf"] = "auto"
+    prior: Literal["standard-normal", "mixture", "vamp", "realnvp", "nsf"] = "standard-normal"
+    prior_components: int = 10
 
 
 @dataclass
@@ -273,6 +280,7 @@ def check(config: TrainConfig) -> None:
         "data.size": (config.data.size, 4, 4096),
         "data.limit": (config.data.limit, 1, None),
         "model.latent_dim": (config.model.latent_dim, 1, 10**5),
+        "model.prior_components": (config.model.prior_components, 1, 10**4),
         "method.num_steps": (config.method.num_steps, 0, _MOST_STEPS),
         "method.num_samples": (config.method.num_samples, 1, 10**5),
         "method.alpha": (config.method.alpha, 0, 1),
@@ -328,6 +336,8 @@ def resolve(config: TrainConfig, shape: tuple[int, ...], kind: str = "pixels", l
         model.likelihood = likelihood_for(kind, shape, levels)
     if model.flow == "auto":
         model.flow = method.flow or "none"
+    if model.prior == "vamp" and model.flow != "none":
+        raise ValueError("--model.prior vamp needs a Gaussian q; leave out --model.flow, or choose another prior.")
     needed = transform_for(model.likelihood, kind)
     if data.transform == "auto":
         data.transform = needed  # type: ignore[assignment]

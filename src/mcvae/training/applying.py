@@ -14,6 +14,7 @@ from mcvae.core.bridge import NonFiniteDensityError
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.randomness import seeded_generator
 from mcvae.data import Batches, DataError, Standardization, Transform
+from mcvae.data.conditions import code
 from mcvae.data.own import as_tensor
 from mcvae.data.raw import Array, Raw
 from mcvae.data.registry import is_own, read_source
@@ -62,7 +63,7 @@ class AppliedRun:
 
     def reconstruct(self) -> dict[str, Array]:
         """Means of p(x | z) at the means of q, and the data beside them, both in the units of the data."""
-        originals = torch.cat(list(self.batches))
+        originals = torch.cat([self.model.apart(x)[0] for x in self.batches])
         means = torch.cat([self.model.reconstruct(x) for x in self.batches])
         if isinstance(self.transform, Standardization):
             originals, means = self.transform.undone(originals), self.transform.undone(means)
@@ -77,11 +78,19 @@ class AppliedRun:
         try:
             return evaluate(self.model, self.batches, protocol=protocol, **options)
         except NonFiniteDensityError:
-            blind = LatentVariableModel(self._prior, self.model.decoder, self.model.prior)
+            blind = LatentVariableModel(
+                self._prior,
+                self.model.decoder,
+                self.model.prior,
+                data_shape=self.model.data_shape,
+                examples=self.model.examples,
+            )
             return evaluate(blind, self.batches, protocol=protocol, **options)
 
     def _prior(self, x: Tensor) -> Distribution:
-        return self.model.prior_like(x.new_empty(self.model.latent_dim or 0)).expand((len(x),))
+        prior: Distribution = self.model.prior_like(x.new_empty(self.model.latent_dim or 0))
+        expanded: Distribution = prior.expand((len(x),))
+        return expanded
 
 
 def apply_run(folder: str | Path, data: str, *, limit: int | None = None) -> AppliedRun:
@@ -98,14 +107,16 @@ def apply_run(folder: str | Path, data: str, *, limit: int | None = None) -> App
     described, config = read_described(home.path), read_config(home.path)
     if data in ("train", "validation", "test"):
         config, splits = prepare(config, trusted=False)
-        rows, places = splits.split(data), _numbered(data)
+        rows, places, given = splits.split(data), _numbered(data), splits.given_of(data)
     elif is_own(data):
-        rows, places = _rows(data, described)
+        rows, places, given = _rows(data, described)
     else:
         raise ValueError(f"expected train, validation, test or the path of a file or folder, got {data!r}.")
     if not len(rows):
         raise DataError(f"there are no data in {data}.")
-    batches = Batches(rows[:limit], config.data.batch_size, described.transform, seed=config.run.seed, epoch=None)
+    size, seed = config.data.batch_size, config.run.seed
+    given = None if given is None else given[:limit]
+    batches = Batches(rows[:limit], size, described.transform, seed=seed, epoch=None, given=given)
     return AppliedRun(model, objective, batches, described.transform, places, config.run.seed)
 
 
@@ -113,10 +124,11 @@ def _numbered(split: str) -> Callable[[int], str]:
     return lambda row: f"{split}, row {row} (counted from 0)"
 
 
-def _rows(data: str, described: Described) -> tuple[Tensor, Callable[[int], str]]:
+def _rows(data: str, described: Described) -> tuple[Tensor, Callable[[int], str], Tensor | None]:
     """All rows of a file, checked against what the run was trained on, and where each is."""
-    datum = described.datum
-    parts = [_ordered(raw, described.columns) for raw in read_source(data, size=described.size).values()]
+    datum, condition = described.datum, [coding.name for coding in described.codings]
+    found = read_source(data, size=described.size, condition=condition).values()
+    parts = [_ordered(raw, described.columns) for raw in found]
     tensors = [as_tensor(raw, datum.kind) for raw in parts]  # type: ignore[arg-type]
     for raw, tensor in zip(parts, tensors, strict=True):
         if tuple(tensor.shape[1:]) != datum.shape:
@@ -135,7 +147,8 @@ def _rows(data: str, described: Described) -> tuple[Tensor, Callable[[int], str]
         part = int(np.searchsorted(ends, row, side="right"))
         return parts[part].place(row - int(ends[part - 1] if part else 0))
 
-    return torch.cat(tensors), place
+    given = [code(described.codings, raw.conditions, raw.place) for raw in parts] if condition else []
+    return torch.cat(tensors), place, torch.cat(given) if given else None
 
 
 def _ordered(raw: Raw, columns: list[str]) -> Raw:
@@ -153,7 +166,8 @@ def drawn(model: LatentVariableModel, described: Described, number: int, seed: i
     """Data from a model: latents z of the prior, means of p(x | z) and draws from it, in the units of the data."""
     with torch.no_grad():
         x, z = model.simulate(number, generator=seeded_generator("sample", seed))
-        mean = model.decoder(z).mean
+        x, y = model.apart(x)
+        mean = model.decode(z, y).mean
     if isinstance(described.transform, Standardization):
         x, mean = described.transform.undone(x), described.transform.undone(mean)
-    return {"mean": mean, "x": x, "z": z}
+    return {"mean": mean, "x": x, "z": z} | ({} if y is None else {"y": y})

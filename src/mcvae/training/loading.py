@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.data import TRANSFORMS, Splits, Standardization, Transform
+from mcvae.data.conditions import Coding, plain, read_codings
 from mcvae.models import Datum, LatentVariableModel, build_model
 from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config
 from mcvae.runs.likelihood import transform_for
@@ -50,6 +51,7 @@ def save_model(
         "kind": data.kind,
         "levels": data.levels,
         "columns": data.columns,
+        "conditions": plain(data.codings),
     }
     described |= {"transform": config.data.transform, "size": config.data.size}
     described |= {"model": asdict(config.model), "method": asdict(config.method)}
@@ -66,6 +68,7 @@ class Described:
         size: that images of a folder were resized to.
         transform: what is done to data before the model sees them.
         likelihood: its name.
+        codings: of what the model is conditioned on.
     """
 
     datum: Datum
@@ -73,11 +76,12 @@ class Described:
     size: int | None
     transform: Transform
     likelihood: str
+    codings: list[Coding]
 
     @property
     def drawable(self) -> bool:
         """Whether the model's data are pictures with values between 0 and 1."""
-        return self.datum.kind == "pixels" and self.transform is not TRANSFORMS["keep"]
+        return self.datum.kind == "pixels" and not self.codings and self.transform is not TRANSFORMS["keep"]
 
     @property
     def bounded(self) -> bool:
@@ -99,7 +103,8 @@ def read_described(folder: Path) -> Described:
             transform = Standardization(tensors["data.mean"], tensors["data.scale"], columns)
         else:
             transform = TRANSFORMS[name]
-        return Described(datum, columns, content.get("size"), transform, likelihood)
+        codings = read_codings(content.get("conditions", []))
+        return Described(datum, columns, content.get("size"), transform, likelihood, codings)
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise RunError(f"{folder / 'model.json'} does not say what the data were: {error}. Train again.") from error
 
@@ -198,7 +203,8 @@ def _packed(tensors: dict[str, Tensor]) -> bytes:
 
 def _datum(described: dict[str, Any]) -> Datum:
     """What `model.json` says about the data; before there were others, all were pixels."""
-    return Datum(tuple(described["shape"]), described.get("kind", "pixels"), described.get("levels", 256))
+    conditions = sum(coding.size for coding in read_codings(described.get("conditions", [])))
+    return Datum(tuple(described["shape"]), described.get("kind", "pixels"), described.get("levels", 256), conditions)
 
 
 def build(model: ModelConfig, method: MethodConfig, datum: Datum) -> tuple[LatentVariableModel, AnnealedEstimator]:
@@ -213,5 +219,8 @@ def build(model: ModelConfig, method: MethodConfig, datum: Datum) -> tuple[Laten
         likelihood=model.likelihood,
         sigma=model.sigma,
         flow=None if model.flow == "none" else model.flow,
+        prior=model.prior,
+        prior_components=model.prior_components,
+        conditions=datum.conditions,
     )
-    return network, method_named(method.name).build(method, latent_dim, math.prod(datum.shape))
+    return network, method_named(method.name).build(method, latent_dim, math.prod(datum.shape) + datum.conditions)

@@ -22,7 +22,7 @@ from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.randomness import seeded_generator
 from mcvae.data import Batches, DataError, Splits, load_data
 from mcvae.data.registry import is_own
-from mcvae.models import Datum, Decoder, LatentVariableModel
+from mcvae.models import Datum, Decoder, LatentVariableModel, VampPrior
 from mcvae.runs.config import TrainConfig, check, data_label, default_folder, read_config, resolve, write_config
 from mcvae.runs.method import method_named
 from mcvae.runs.plain import RunError
@@ -75,7 +75,17 @@ def batches(
     pixels = images.split(split)[: config.data.limit]
     transform = images.transform(config.data.transform)
     size = config.data.batch_size
-    return Batches(pixels, size, transform, seed=config.run.seed, epoch=epoch, rank=rank, world_size=ranks)
+    given = images.given_of(split)
+    return Batches(
+        pixels,
+        size,
+        transform,
+        seed=config.run.seed,
+        epoch=epoch,
+        rank=rank,
+        world_size=ranks,
+        given=None if given is None else given[: len(pixels)],
+    )
 
 
 def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Splits]:
@@ -97,6 +107,7 @@ def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, 
         size=wanted.size,
         kind=wanted.kind,
         split_seed=wanted.split_seed,
+        condition=wanted.condition,
         download=download,
     )
     found = images.fingerprint() if is_own(wanted.name) or images.note else None
@@ -179,17 +190,28 @@ _STARTING_ROWS = 10_000
 
 
 def _datum(data: Splits) -> Datum:
-    return Datum(data.shape, data.kind, data.levels)
+    return Datum(data.shape, data.kind, data.levels, sum(coding.size for coding in data.codings))
+
+
+def _start(model: LatentVariableModel, images: Splits, config: TrainConfig) -> None:
+    """Let likelihood, prior and conditions take from training data where to start."""
+    rows = images.train[:_STARTING_ROWS]
+    data = images.transform(config.data.transform)(rows, seeded_generator("start", config.run.seed))
+    if isinstance(model.decoder, Decoder):
+        model.decoder.likelihood.start(data)
+    given = images.given_of("train")
+    if given is not None and model.examples is not None:
+        model.examples.copy_(given[torch.linspace(0, len(given) - 1, len(model.examples)).long()])
+        data = torch.cat([data.flatten(1), given[:_STARTING_ROWS]], 1)
+    if isinstance(model.prior, VampPrior):
+        model.prior.start(data)
 
 
 def _assemble(config: TrainConfig, images: Splits, home: RunFolder) -> _Parts:
     return_memory() if config.run.memory == "low" else keep_memory()
     seed_everything(config.run.seed, verbose=False)
     model, objective = build(config.model, config.method, _datum(images))
-    if isinstance(model.decoder, Decoder):
-        rows = images.train[:_STARTING_ROWS]
-        transform = images.transform(config.data.transform)
-        model.decoder.likelihood.start(transform(rows, seeded_generator("start", config.run.seed)))
+    _start(model, images, config)
     module = VariationalTraining(
         model,
         objective,
@@ -292,7 +314,7 @@ def _load(module: VariationalTraining, state: dict[str, Any], path: Path) -> Non
 def _pictures(folder: Path, images: Splits, config: TrainConfig) -> Pictures:
     source = "validation" if len(images.validation) else "train"
     shown = next(iter(batches(images, config, source)))
-    if images.kind != "pixels" or config.data.transform == "keep":
+    if images.kind != "pixels" or config.data.transform == "keep" or images.given is not None:
         shown = shown[:0]  # not to be seen as a picture
     return Pictures(folder, shown, config.run.pictures_every, config.model.latent_dim or 0, config.run.seed)
 

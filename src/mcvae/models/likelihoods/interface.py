@@ -18,6 +18,8 @@ class Datum(NamedTuple):
     """"pixels", "counts" or "real"."""
     levels: int = 256
     """One more than the largest whole number; 0 for real data."""
+    conditions: int = 0
+    """Numbers that the model is conditioned on."""
 
 
 class Likelihood(nn.Module, ABC):
