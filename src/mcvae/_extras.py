@@ -26,6 +26,8 @@ EXTRAS = {
     "h5ad": ("h5py",),
     "pyro": ("pyro",),
     "arviz": ("arviz",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
 }
 """Modules that each extra of `pyproject.toml` brings."""
 

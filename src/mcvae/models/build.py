@@ -46,6 +46,8 @@ def build_model(
     prior: str = "standard-normal",
     prior_components: int = 10,
     conditions: int = 0,
+    encoder: Callable[[Shape, int], nn.Module] | None = None,
+    decoder: Callable[[Shape, int], nn.Module] | None = None,
 ) -> LatentVariableModel:
     """Build a variational auto-encoder for data of `shape`: (C, H, W) for images, (P,) for vectors.
 
@@ -62,6 +64,9 @@ def build_model(
         prior: one of `PRIORS`. With conditions, p(z | y) is N(μ(y), σ²(y)): latents are standardised by it.
         prior_components: of the mixtures among them.
         conditions: numbers C that the model is conditioned on; see `LatentVariableModel` for what data then are.
+        encoder: called as (shape, latent_dim) for a network of your own, instead of `network`: from data to 2 D numbers
+            `[B, 2 D]`, location and raw scale, or to a distribution.
+        decoder: called as (shape of its output, number of its inputs) for a network of your own.
 
     >>> model = build_model((1, 8, 8), 16, network="small")
     >>> x, z = model.simulate(3)
@@ -85,6 +90,8 @@ def build_model(
         generator = conv_decoder(outputs, inputs, _WIDTHS[network])
     else:
         raise ValueError(f"unknown network {network!r}; known are {', '.join([*_WIDTHS, 'mlp'])}.")
+    features = features if encoder is None else encoder(datum.shape, latent_dim)
+    generator = generator if decoder is None else decoder(outputs, inputs)
     if kind == "counts":
         features = nn.Sequential(LogCounts(), features)
     elif kind == "pixels" and transform_for(likelihood, kind) == "keep":
@@ -92,12 +99,12 @@ def build_model(
     if conditions:
         features = ConditionedFeatures(features, datum.shape, 2 * latent_dim, conditions)
         generator = nn.Sequential(ConditionedLatents(latent_dim, conditions), generator)
-    encoder = GaussianEncoder(features) if flow is None else FlowEncoder(features, latent_dim, flow)
+    q = GaussianEncoder(features) if flow is None else FlowEncoder(features, latent_dim, flow)
     seen = (math.prod(shape) + conditions,) if conditions else datum.shape
     return LatentVariableModel(
-        encoder,
+        q,
         Decoder(generator, head),
-        build_prior(prior, latent_dim, encoder, seen, prior_components),
+        build_prior(prior, latent_dim, q, seen, prior_components),
         latent_dim=latent_dim,
         data_shape=datum.shape if conditions else None,
         examples=torch.zeros(_EXAMPLES, conditions) if conditions else None,

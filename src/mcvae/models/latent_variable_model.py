@@ -166,6 +166,7 @@ class LatentVariableModel(nn.Module):
         path: Path | None = None,
         memory: Literal["normal", "low"] = "normal",
         compile: bool = False,
+        kl_weight: float = 1.0,
     ) -> Bridge:
         """The bridge from q(z | x) to p(x, z) for a batch of data `[B, ...]`; x is the context.
 
@@ -175,6 +176,7 @@ class LatentVariableModel(nn.Module):
             memory: "low" trades time for memory in long chains; see `Bridge`.
             compile: let `torch.compile` build the value and score of the joint, once for each shape of batch. It takes
                 half a minute, gains for some networks and loses for others; where it fails, a warning says so.
+            kl_weight: β, for training: the joint is p(z) p(x | z)^(1/β), and β times its ELBO is the β-VAE's.
         """
         if compile and memory == "low":
             raise ValueError(
@@ -183,6 +185,10 @@ class LatentVariableModel(nn.Module):
         self.apart(x)  # refuses rows without conditions before the encoder sees them
         path = path if path is not None else GeometricPath()
         log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x)
+        if kl_weight != 1:
+            if compile:
+                raise ValueError("compile=True and a kl_weight exclude each other; train without one of them.")
+            log_joint = partial(self.log_joint, x, kl_weight=kl_weight)
         bridge = Bridge(self.encoder(x), log_joint, path, x.reshape(len(x), -1), memory)
         if bridge.initial.batch_shape != (len(x),):
             raise ValueError(
@@ -191,8 +197,8 @@ class LatentVariableModel(nn.Module):
             )
         return bridge
 
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z) for data `[B, ...]` and latents `[S, B, D]`, as `[S, B]`."""
+    def log_joint(self, x: Tensor, z: Tensor, kl_weight: float = 1.0) -> Tensor:
+        """log p(x, z) for data `[B, ...]` and latents `[S, B, D]`, as `[S, B]`; see `bridge` for another weight."""
         num_samples, batch, _ = z.shape
         x, y = self.apart(x)
         given = None if y is None else y.expand(num_samples, *y.shape).flatten(0, 1)
@@ -217,7 +223,8 @@ class LatentVariableModel(nn.Module):
                 f"log_prob(z) has shape {[num_samples, batch]}, got {list(log_prior.shape)}. Wrap it in "
                 "torch.distributions.Independent(distribution, 1)."
             )
-        return log_prior + log_likelihood.reshape(num_samples, batch)
+        log_likelihood = log_likelihood.reshape(num_samples, batch)
+        return log_prior + (log_likelihood if kl_weight == 1 else log_likelihood / kl_weight)
 
     def simulate(
         self, num_data: int, latent_dim: int | None = None, *, generator: Generator | None = None

@@ -32,7 +32,7 @@ class GaussianEncoder(nn.Module):
     """q(z | x) = N(μ(x), diag σ²(x)) from a network with 2D outputs.
 
     Args:
-        network: `x [B, ...] -> [B, 2 D]`.
+        network: `x [B, ...] -> [B, 2 D]`; one that returns a distribution is left alone.
     """
 
     def __init__(self, network: nn.Module):
@@ -41,7 +41,10 @@ class GaussianEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Distribution:
         """Distribution of the latents, batch `[B]`, event `[D]`."""
-        location, raw_scale = single(self.network(x)).chunk(2, -1)
+        output = self.network(x)
+        if isinstance(output, Distribution):
+            return output
+        location, raw_scale = single(output).chunk(2, -1)
         # unvalidated: a scale that underflows is recognised by Bridge.sample, which says so
         return Independent(Normal(location, nn.functional.softplus(raw_scale), validate_args=False), 1)
 

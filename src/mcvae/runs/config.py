@@ -82,6 +82,9 @@ class ModelConfig:
             for colour, as in the paper; negative-binomial for counts, gaussian-per-dimension for real data.
         sigma: standard deviation of the gaussian likelihood, or where it starts if learned.
         flow: a normalising flow for q; none: mean-field Gaussian. auto: what the method needs.
+        encoder: network of your own as module:Class, called with (shape, latent_dim), from data to 2 latent_dim numbers
+            or to a distribution. A run folder may not import it: see the guide on your own data.
+        decoder: network of your own as module:Class, called with (shape of its output, number of its inputs).
         prior: standard-normal, or learned: mixture of Gaussians, vamp (of q at pseudo-data), realnvp or nsf (flows).
         prior_components: of mixture and vamp.
     """
@@ -91,25 +94,40 @@ class ModelConfig:
     likelihood: str = "auto"
     sigma: float = 1.0
     flow: Literal["auto", "none", "realnvp", "nsf"] = "auto"
+    encoder: str | None = None
+    decoder: str | None = None
     prior: Literal["standard-normal", "mixture", "vamp", "realnvp", "nsf"] = "standard-normal"
     prior_components: int = 10
 
 
 @dataclass
 class OptimizerConfig:
-    """Adam with a step schedule and gradient clipping, the same for every method.
+    """The optimiser, its schedule and gradient clipping, the same for every method.
 
     Args:
-        learning_rate: of Adam.
+        name: of the optimiser.
+        settings: of the optimiser, as torch names them, such as {weight_decay: 0.01, betas: [0.9, 0.99]}.
+        learning_rate: of the optimiser.
+        schedule: steps, see milestones; cosine, to 0 at the end; or constant.
+        warmup: epochs over which the learning rate rises from almost 0.
         milestones: fractions of training after which the learning rate is multiplied by decay.
         decay: see milestones.
+        kl_warmup: epochs over which the weight of the KL divergence rises to 1 (β-annealing).
+        average: decay of an exponential average of the weights, such as 0.999, which is validated and saved instead of
+            the last; 0: none.
         clip: largest norm of the gradient; larger ones are scaled down. 0: no clipping.
         patience: stop with advice after this many non-finite steps in a row.
     """
 
+    name: Literal["adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "sgd"] = "adam"
+    settings: dict[str, bool | float | list[float]] = field(default_factory=dict)
     learning_rate: float = 1e-3
+    schedule: Literal["steps", "cosine", "constant"] = "steps"
+    warmup: int = 0
     milestones: list[float] = field(default_factory=lambda: [0.6, 0.85])
     decay: float = 0.3
+    kl_warmup: int = 0
+    average: float = 0.0
     clip: float = 100.0
     patience: int = 20
 
@@ -122,6 +140,10 @@ class RunConfig:
         epochs: passes over the training images.
         seed: of everything random. The same seed gives the same run, bit for bit.
         folder: run folder; a name like runs/mnist-l-mcvae-k5-sigmoid-s0 if not given.
+        patience: stop when the validation bound has not risen for this many epochs, and keep the best weights; 0 for
+            never.
+        keep: the weights of the last epoch, or of the best validation bound.
+        logger: where to write curves, besides metrics.csv; wandb and mlflow need the extras of these names.
         snapshots: epochs after which the weights are kept in epochs/, for `mcvae evaluate --epoch`.
         likelihood_every: epochs between AIS-HMC likelihoods of validation images; 0: never.
         pictures_every: epochs between sample and reconstruction pictures; 0: only at the end.
@@ -133,6 +155,9 @@ class RunConfig:
     epochs: int = 10
     seed: int = 0
     folder: str | None = None
+    patience: int = 0
+    keep: Literal["last", "best"] = "last"
+    logger: Literal["tensorboard", "csv", "wandb", "mlflow"] = "tensorboard"
     snapshots: list[int] = field(default_factory=list)
     likelihood_every: int = 0
     pictures_every: int = 0
@@ -287,6 +312,10 @@ def check(config: TrainConfig) -> None:
         "optimizer.clip": (config.optimizer.clip, 0, None),
         "optimizer.decay": (config.optimizer.decay, 0, 1e6),
         "optimizer.patience": (config.optimizer.patience, 1, None),
+        "optimizer.warmup": (config.optimizer.warmup, 0, 10**6),
+        "optimizer.kl_warmup": (config.optimizer.kl_warmup, 0, 10**6),
+        "optimizer.average": (config.optimizer.average, 0, 0.999999),
+        "run.patience": (config.run.patience, 0, None),
         "run.epochs": (config.run.epochs, 1, 10**7),
         "run.seed": (config.run.seed, 0, 2**32 - 1),
         "run.likelihood_every": (config.run.likelihood_every, 0, None),

@@ -2,7 +2,9 @@
 
 import hashlib
 import math
+import os
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -201,14 +203,40 @@ def _packed(tensors: dict[str, Tensor]) -> bytes:
     return save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
+def _imported(path: str | None, trusted: bool) -> Any:
+    """The class or function at `module:name`."""
+    if path is None:
+        return None
+    if not trusted and path not in os.environ.get("MCVAE_NETWORKS", "").split(","):
+        raise RunError(
+            f"the run uses the network {path} of your own, and nothing that a folder names is imported. If you trust "
+            f"it, set the environment variable MCVAE_NETWORKS={path}; or build the model in Python and use "
+            "mcvae.load(folder, into=model)."
+        )
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"the network {path!r} cannot be imported: {error}. Write it as module:Class.") from error
+
+
 def _datum(described: dict[str, Any]) -> Datum:
     """What `model.json` says about the data; before there were others, all were pixels."""
     conditions = sum(coding.size for coding in read_codings(described.get("conditions", [])))
     return Datum(tuple(described["shape"]), described.get("kind", "pixels"), described.get("levels", 256), conditions)
 
 
-def build(model: ModelConfig, method: MethodConfig, datum: Datum) -> tuple[LatentVariableModel, AnnealedEstimator]:
-    """Untrained model and estimator of a resolved configuration."""
+def build(
+    model: ModelConfig, method: MethodConfig, datum: Datum, *, trusted: bool = False
+) -> tuple[LatentVariableModel, AnnealedEstimator]:
+    """Untrained model and estimator of a resolved configuration.
+
+    Args:
+        model, method: the configuration.
+        datum: what one datum is.
+        trusted: whether the person at the computer has named the networks, and not a file in a run folder. Those of a
+            folder are imported only if the environment variable MCVAE_NETWORKS lists them, separated by commas.
+    """
     latent_dim = model.latent_dim or 0
     network = build_model(
         datum.shape,
@@ -222,5 +250,7 @@ def build(model: ModelConfig, method: MethodConfig, datum: Datum) -> tuple[Laten
         prior=model.prior,
         prior_components=model.prior_components,
         conditions=datum.conditions,
+        encoder=_imported(model.encoder, trusted),
+        decoder=_imported(model.decoder, trusted),
     )
     return network, method_named(method.name).build(method, latent_dim, math.prod(datum.shape) + datum.conditions)

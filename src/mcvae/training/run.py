@@ -9,14 +9,17 @@ import sys
 import tempfile
 import warnings
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningDataModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import mcvae
+from mcvae._extras import needs_extra
 from mcvae.allocator import keep_memory, return_memory
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.randomness import seeded_generator
@@ -30,6 +33,7 @@ from mcvae.runs.results import RunResult, read_result, write_result
 from mcvae.runs.storage import RunFolder, check_links, hold
 from mcvae.training.callbacks import (
     AtomicCheckpoints,
+    AveragedWeights,
     Checkpoints,
     HeldOutLikelihood,
     Metrics,
@@ -150,7 +154,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
             more = "Its lost weights are restored." if restored else "Nothing to do."
             print(f"{home.place} is finished: {config.run.epochs} epochs. {more}")
             return home.path
-    parts = _assemble(config, images, home)
+    parts = _assemble(config, images, home, trusted=resume is None)
     with hold(home.path, "training", home.place) if parts.trainer.is_global_zero else nullcontext():
         if resume is None and parts.trainer.is_global_zero:  # other processes of a distributed run come here, too
             _create(home, config)
@@ -207,10 +211,10 @@ def _start(model: LatentVariableModel, images: Splits, config: TrainConfig) -> N
         model.prior.start(data)
 
 
-def _assemble(config: TrainConfig, images: Splits, home: RunFolder) -> _Parts:
+def _assemble(config: TrainConfig, images: Splits, home: RunFolder, *, trusted: bool) -> _Parts:
     return_memory() if config.run.memory == "low" else keep_memory()
     seed_everything(config.run.seed, verbose=False)
-    model, objective = build(config.model, config.method, _datum(images))
+    model, objective = build(config.model, config.method, _datum(images), trusted=trusted)
     _start(model, images, config)
     module = VariationalTraining(
         model,
@@ -233,6 +237,14 @@ def _assemble(config: TrainConfig, images: Splits, home: RunFolder) -> _Parts:
     if len(images.validation):
         held_out = next(iter(batches(images, config, "validation")))
         callbacks.insert(0, HeldOutLikelihood(held_out, config.run.likelihood_every, config.run.seed))
+        if config.run.patience:
+            callbacks.insert(
+                0, EarlyStopping("val_bound", patience=config.run.patience, mode="max", check_finite=False)
+            )
+    elif config.run.patience or config.run.keep == "best":
+        raise ValueError("--run.patience and --run.keep best need validation data; give --data.validation.")
+    if config.optimizer.average:
+        callbacks.insert(0, AveragedWeights(config.optimizer.average))
     trainer = build_trainer(config, folder, callbacks)
     if config.data.batch_size % trainer.world_size:
         raise ValueError(
@@ -246,7 +258,7 @@ def _try(config: TrainConfig, images: Splits) -> Path:
     """Lightning's fast_dev_run: a few batches to see that everything works, of which nothing is kept."""
     with tempfile.TemporaryDirectory(prefix="mcvae-trial-") as folder:
         home = RunFolder(folder)
-        _fit(_assemble(config, images, home), BatchedImages(images, config), None, home)
+        _fit(_assemble(config, images, home, trusted=True), BatchedImages(images, config), None, home)
     print("The trial ran to its end; nothing of it is kept. Train without --trainer.fast_dev_run.")
     return Path(config.run.folder or folder)
 
@@ -334,7 +346,7 @@ def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Tr
         "use_distributed_sampler": False,
         "default_root_dir": folder,
         **config.trainer,
-        "logger": TensorBoardLogger(folder, name="", version="tensorboard") if logs else False,
+        "logger": _logger(config, folder) if logs else False,
     }
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     known_noise = (".*does not have many workers.*", ".*LeafSpec.*", ".*smaller than the logging interval.*")
@@ -344,6 +356,22 @@ def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Tr
         return Trainer(**options, callbacks=callbacks, plugins=[AtomicCheckpoints()])
     except (TypeError, RuntimeError, AssertionError) as error:
         raise ValueError(f"Lightning refuses these --trainer options: {' '.join(str(error).split())}") from error
+
+
+def _logger(config: TrainConfig, folder: Path) -> Any:
+    """Where curves are written."""
+    from lightning.pytorch import loggers
+
+    with needs_extra(f"--run.logger {config.run.logger}"):
+        if config.run.logger in ("wandb", "mlflow"):
+            import_module(config.run.logger)  # Lightning's own error names no package
+        if config.run.logger == "wandb":
+            return loggers.WandbLogger(name=folder.name, save_dir=folder, project="mcvae")
+        if config.run.logger == "mlflow":
+            return loggers.MLFlowLogger("mcvae", run_name=folder.name, tracking_uri=f"file:{folder / 'mlflow'}")
+    if config.run.logger == "csv":
+        return loggers.CSVLogger(folder, name="", version="curves")
+    return TensorBoardLogger(folder, name="", version="tensorboard")
 
 
 def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunFolder) -> None:
@@ -377,7 +405,8 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolde
     """Write the result, if training has reached its end."""
     rows, place = parts.metrics.rows, home.place
     reached = rows[-1]["epoch"] if rows else 0
-    if reached < config.run.epochs:
+    stopped = any(isinstance(c, EarlyStopping) and c.stopped_epoch for c in _callbacks(parts.trainer))
+    if reached < config.run.epochs and not stopped:
         again = f"mcvae train --resume {shlex.quote(place)}"
         print(f"{place}: stopped after epoch {reached} of {config.run.epochs}. Continue: {again}")
         return
@@ -385,12 +414,31 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolde
         _give_up(parts, config, home, f"no step of epoch {reached} had a finite loss and gradient: all were skipped.")
     if rows[-1]["val_bound"] != rows[-1]["val_bound"]:  # NaN: the weights are ruined; one bad chain would give -inf
         _give_up(parts, config, home, "the bound of validation images cannot be evaluated any more.")
+    _choose_weights(parts, config, home)
     parts.model.float()  # whatever --trainer.precision was
     save_model(home.path, parts.model, parts.objective, config, images)
     paths = parts.pictures.draw(parts.model)
     write_result(home.path, _result(parts, config, pictures=[str(path.relative_to(home.path)) for path in paths]))
     home.push()
     print(f"{place}: trained. Next: mcvae evaluate {shlex.quote(place)}")
+
+
+def _callbacks(trainer: Trainer) -> list[Any]:
+    return list(trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def _choose_weights(parts: _Parts, config: TrainConfig, home: RunFolder) -> None:
+    """Those of the best epoch, or averaged ones, if the configuration says so."""
+    path = home.path / "checkpoints" / "best.ckpt"
+    averages = [c for c in _callbacks(parts.trainer) if isinstance(c, AveragedWeights)]
+    if (config.run.keep == "best" or config.run.patience) and path.exists():
+        checkpoint = AtomicCheckpoints().load_checkpoint(path, map_location="cpu")
+        _load(parts.module, checkpoint["state_dict"], path)
+        for average in averages:
+            average.load_state_dict(checkpoint["callbacks"][average.state_key])
+        print(f"{home.place}: the weights are those after epoch {checkpoint['epoch'] + 1}, the best.")
+    for average in averages:
+        average.put(parts.module)
 
 
 def _give_up(parts: _Parts, config: TrainConfig, home: RunFolder, reason: str) -> None:
