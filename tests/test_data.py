@@ -23,7 +23,7 @@ from mcvae.data import (
     TRANSFORMS,
     Batches,
     DataError,
-    Images,
+    Splits,
     cache,
     celeba,
     cifar10,
@@ -31,7 +31,7 @@ from mcvae.data import (
     load_images,
     omniglot,
 )
-from mcvae.data.images import hold_out
+from mcvae.data.splits import hold_out
 from support import generator
 
 TRAIN, TEST = "train-images-idx3-ubyte", "t10k-images-idx3-ubyte"
@@ -172,7 +172,9 @@ def test_names_are_checked(mnist):
     with pytest.raises(ValueError, match="between 0 and 11 of 12 images, got 12"):
         load_images("mnist", mnist.parents[1], validation=12)
     with pytest.raises(ValueError, match="uint8"):
-        Images("grey", torch.zeros(1, 1, 2, 2), torch.zeros(0, 1, 2, 2), torch.zeros(1, 1, 2, 2))
+        Splits("grey", *(torch.zeros(1, 2, 2, dtype=torch.uint8) for _ in range(3)))
+    with pytest.raises(ValueError, match="same size and type"):
+        Splits("mixed", torch.zeros(1, 2), torch.zeros(0, 2), torch.zeros(1, 2, dtype=torch.int32))
 
 
 def test_the_root_may_come_from_the_environment(mnist, monkeypatch):

@@ -90,6 +90,8 @@ def declared(requirements):
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_declares_the_packages_it_is_named_for(extra):
     distributions = packages_distributions()
+    if not set(EXTRAS[extra]) <= distributions.keys():
+        pytest.skip(f"{extra} is not installed")
     expected = {name.lower() for module in EXTRAS[extra] for name in distributions[module]}
     assert declared(PROJECT["optional-dependencies"][extra]) <= expected
     for module in EXTRAS[extra]:

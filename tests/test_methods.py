@@ -110,8 +110,9 @@ def test_a_new_method_is_one_entry(monkeypatch):
 
 
 def test_every_likelihood_that_can_be_named_can_be_built():
-    for name in LIKELIHOODS:
-        mcvae.models.build_model((1, 8, 8), 2, network="mlp", likelihood=name)
+    for name, entry in LIKELIHOODS.items():
+        for kind in entry.transforms:
+            mcvae.models.build_model((1, 8, 8), 2, network="mlp", likelihood=name, kind=kind, levels=2)
 
 
 def test_the_room_of_runs_needs_no_torch_and_no_lightning():

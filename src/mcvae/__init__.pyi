@@ -81,6 +81,6 @@ from .core.step_sizes import (
 from .core.tuning import Tuning as Tuning, pilot_step_sizes as pilot_step_sizes, tune as tune
 from .evaluation import Evaluation as Evaluation, Protocol as Protocol, evaluate as evaluate
 from .models import LatentVariableModel as LatentVariableModel
-from .training.loading import load as load
+from .training.loading import load as load, save as save
 
 __version__: str

@@ -22,6 +22,12 @@ EXTRAS = {
     ),
     "report": ("jinja2", "markupsafe", "matplotlib"),
     "cluster": ("ray",),
+    "parquet": ("pyarrow",),
+    "h5ad": ("h5py",),
+    "pyro": ("pyro",),
+    "arviz": ("arviz",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
 }
 """Modules that each extra of `pyproject.toml` brings."""
 

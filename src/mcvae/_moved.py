@@ -15,6 +15,7 @@ _TO_CORE = (
     "schedules scores step_sizes tuning"
 )
 MOVED = {f"mcvae.{name}": f"mcvae.core.{name}" for name in _TO_CORE.split()} | {
+    "mcvae.data.images": "mcvae.data.splits",
     "mcvae.records": "mcvae.runs.records",
     "mcvae.sweep": "mcvae.experiments.cells",
     "mcvae.experiments.images": "mcvae.experiments.image_tables",

@@ -16,7 +16,20 @@ from mcvae.runs.method import said_by
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
-_HERE = ("train", "evaluate", "sample", "compare", "report", "methods", "demo", "reproduce", "sweep")
+_HERE = (
+    "train",
+    "evaluate",
+    "encode",
+    "reconstruct",
+    "score",
+    "sample",
+    "compare",
+    "report",
+    "methods",
+    "demo",
+    "reproduce",
+    "sweep",
+)
 COMMANDS = {name: f"mcvae.cli.{name}" for name in _HERE}
 """Commands, each a module with a dataclass `Options` and a function `run(options)`."""
 _WITH_FILES = ("train", "sweep")

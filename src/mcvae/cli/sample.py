@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from mcvae.runs.config import check_range
-from mcvae.runs.plain import RunError, read_json
+from mcvae.runs.plain import RunError
 from mcvae.runs.storage import RunFolder, check_links, top_level
 
 __all__ = ["Options", "run"]
@@ -16,33 +17,43 @@ class Options:
 
     Args:
         number: how many, at most 10,000.
-        out: PNG to write; FOLDER/pictures/drawn.png if not given.
+        out: file to write; FOLDER/pictures/drawn.png or FOLDER/drawn.npz if not given.
         seed: of the latents.
+        format: png, a grid of images; npz, the arrays mean (of p(x|z)), x (drawn from it) and z, in the units of the
+            data.
     """
 
     folder: str = field(metadata={"positional": "run folder"})
     number: int = 64
     out: str | None = None
     seed: int = 0
+    format: Literal["png", "npz"] = "png"
 
 
 def run(options: Options) -> None:
-    """Draw images from a trained run."""
+    """Draw data from a trained run."""
     check_range("number", options.number, 1, 10_000)
     home = RunFolder(options.folder, top_level)
     check_links(home.path)
     if not (home.path / "model.json").is_file():
         raise RunError(f"{home.path / 'model.json'} does not exist. Is it a run folder, and has the run finished?")
-    path = Path(options.out) if options.out else home.path / "pictures" / "drawn.png"
+    default = "pictures/drawn.png" if options.format == "png" else "drawn.npz"
+    path = Path(options.out) if options.out else home.path / default
     if path.is_dir():
         raise ValueError(f"--out {path} is a folder; give a file, such as {path / 'drawn.png'}.")
-    from mcvae.training.callbacks import mean_images
-    from mcvae.training.loading import load
+    from mcvae.training.applying import drawn
+    from mcvae.training.exports import export
+    from mcvae.training.loading import load, read_described
     from mcvae.training.pictures import save_grid
 
-    model = load(home.path)
-    latent_dim = read_json(home.path / "model.json")["model"]["latent_dim"]
+    model, described = load(home.path), read_described(home.path)
+    if options.format == "png" and not described.drawable:
+        raise ValueError(f"{options.folder} is not a run on images; draw numbers with --format npz.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_grid(mean_images(model, options.number, latent_dim, options.seed), path)
+    found = drawn(model, described, options.number, options.seed)
+    if options.format == "png":
+        save_grid(found["mean"], path)
+    else:
+        export(path, {name: values.numpy() for name, values in found.items()})
     home.push()
-    print(options.out or f"{options.folder}/pictures/drawn.png")
+    print(options.out or f"{options.folder}/{default}")

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from mcvae.data import DATASETS
+from mcvae.data import check_source
 from mcvae.runs.config import TrainConfig, check
-from mcvae.runs.naming import check_name
 from mcvae.training.options import check_trainer
 
 __all__ = ["Options", "run"]
@@ -29,7 +28,7 @@ def run(options: Options) -> None:
             f"--resume continues with the settings of {options.resume}/config.yaml; leave out all other options."
         )
     check(config)
-    check_name("data set", config.data.name, DATASETS)
+    check_source(config.data.name)
     check_trainer(config.trainer)
     from mcvae.training.run import train
 

@@ -30,6 +30,7 @@ class Batches:
         epoch: number of the pass over the training images; None for evaluation.
         rank: number of this process.
         world_size: number of processes; divides `batch_size`.
+        given: what the data are conditioned on, `[N, C]`; a batch is then `[B, size + C]`: flattened data, conditions.
 
     >>> from mcvae.data.transforms import scale
     >>> pixels = torch.zeros(10, 1, 2, 2, dtype=torch.uint8)
@@ -49,6 +50,7 @@ class Batches:
         epoch: int | None,
         rank: int = 0,
         world_size: int = 1,
+        given: Tensor | None = None,
     ):
         if not 0 <= rank < world_size:
             raise ValueError(f"expected a rank from 0 to world_size - 1 = {world_size - 1}, got {rank}.")
@@ -57,7 +59,7 @@ class Batches:
                 f"expected a positive batch_size that {world_size} processes can share evenly, got {batch_size}. It "
                 f"counts the images of all processes: choose a multiple of {world_size}."
             )
-        self.pixels, self.batch_size, self.transform = pixels, batch_size, transform
+        self.pixels, self.batch_size, self.transform, self.given = pixels, batch_size, transform, given
         self.seed, self.epoch = int(seed), None if epoch is None else int(epoch)  # plain numbers, since they are hashed
         self.rank, self.world_size = rank, world_size
         if epoch is not None and 0 < len(pixels) < batch_size and len(pixels) % world_size:
@@ -76,8 +78,10 @@ class Batches:
             order = torch.randperm(len(self.pixels), generator=seeded_generator("order", self.seed, self.epoch))
         for index in range(len(self)):
             rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
-            pixels = self.pixels[rows] if order is None else self.pixels[order[rows]]
-            batch = self.transform(pixels, seeded_generator("noise", self.seed, self.epoch, index))
+            chosen = rows if order is None else order[rows]
+            batch = self.transform(self.pixels[chosen], seeded_generator("noise", self.seed, self.epoch, index))
+            if self.given is not None:
+                batch = torch.cat([batch.flatten(1), self.given[chosen]], 1)
             if self.epoch is not None:
                 yield batch.tensor_split(self.world_size)[self.rank]
             else:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcvae.data.images import DataError
+from mcvae.data.splits import DataError
 
 __all__ = ["cached_pixels"]
 
@@ -23,12 +23,19 @@ Pixels = NDArray[np.uint8]
 
 
 def cached_pixels(
-    cache: Path, folder: Path, names: Sequence[str], shape: tuple[int, int, int], convert: Callable[[Any], Pixels]
+    cache: Path,
+    folder: Path,
+    names: Sequence[str],
+    shape: tuple[int, int, int],
+    convert: Callable[[Any], Pixels],
+    *,
+    stamps: Sequence[str] = (),
+    advice: str | None = None,
 ) -> Tensor:
     """Images `[N, C, H, W]` of the files `names` below `folder`, in this order; from `cache` if it has them.
 
-    A cache of other names, or a damaged one, is rebuilt. Changes of the image files are not noticed: delete the cache
-    after changing them.
+    A cache of other names or stamps, or a damaged one, is rebuilt. Without stamps, changes of the image files are not
+    noticed: delete the cache after changing them.
 
     Args:
         cache: an .npz file, written atomically.
@@ -36,12 +43,16 @@ def cached_pixels(
         names: their paths below the folder.
         shape: channels, height and width after conversion.
         convert: from a PIL image to pixels of this shape; raises ValueError if the image is not of the expected kind.
+        stamps: what changes with a file, such as its size and time.
+        advice: what to do about a file that cannot be read; to unpack the folder again if None.
     """
-    fingerprint = hashlib.sha256("\n".join([str(shape), *names]).encode()).hexdigest()
+    advice = f"Unpack {folder.name} again." if advice is None else advice
+    fingerprint = hashlib.sha256("\n".join([str(shape), *names, *stamps]).encode()).hexdigest()
     pixels = _read(cache, fingerprint, (len(names), *shape))
     if pixels is None:
-        pixels = _convert_all(folder, names, shape, convert)
+        pixels = _convert_all(folder, names, shape, convert, advice)
         try:
+            cache.parent.mkdir(parents=True, exist_ok=True)
             _write(cache, fingerprint, pixels)
         except OSError as error:  # a read-only folder, a full disk: slow next time, but not wrong
             warnings.warn(f"could not cache the converted images in {cache}: {error}.", stacklevel=2)
@@ -71,7 +82,7 @@ def _write(cache: Path, fingerprint: str, pixels: Pixels) -> None:
 
 
 def _convert_all(
-    folder: Path, names: Sequence[str], shape: tuple[int, int, int], convert: Callable[[Any], Pixels]
+    folder: Path, names: Sequence[str], shape: tuple[int, int, int], convert: Callable[[Any], Pixels], advice: str
 ) -> Pixels:
     from PIL import Image
     from rich.console import Console
@@ -83,7 +94,7 @@ def _convert_all(
                 return convert(image)
         except (OSError, ValueError, SyntaxError) as error:  # a SyntaxError is Pillow's word for a broken PNG
             raise DataError(
-                f"{folder / name} is missing, damaged or not the expected image: {error}. Unpack {folder.name} again."
+                f"{folder / name} is missing, damaged or not the expected image: {error}. {advice}"
             ) from error
 
     pixels = np.empty((len(names), *shape), np.uint8)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mcvae.data.cache import Pixels, cached_pixels
-from mcvae.data.images import DataError, Images
+from mcvae.data.splits import DataError, Splits
 
 __all__ = ["load_celeba"]
 
@@ -14,12 +14,15 @@ _PAGE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 _COUNTS = {"train": 162_770, "validation": 19_867, "test": 19_962}  # coded 0, 1, 2 in the partition file
 
 
-def load_celeba(root: Path, validation: int | None = None, download: bool = True) -> Images:
+def load_celeba(root: Path, validation: int | None = None, download: bool = True) -> Splits:
     """Faces of 3×64×64 pixels: `<root>/celeba/img_align_celeba/*.jpg` and `<root>/celeba/list_eval_partition.txt`.
 
     Of the 178×218 photographs the central 148×148 pixels are kept, and resized to 64×64 (Pillow's bilinear filter,
     which averages when it shrinks). The result, 2.5 GB, is cached beside the folder, since the first load is
     slow.
+
+    A part of the images will do: those in place of the official list, or in folders train, validation and test, as
+    `<root>/celeba/`, `<root>/celeba-*/` or the root itself. Results are then not comparable, and `note` says so.
 
     Args:
         root: folder of all data sets.
@@ -27,22 +30,51 @@ def load_celeba(root: Path, validation: int | None = None, download: bool = True
             left out: they never become training images.
         download: not used; Google Drive, where the files are, requires a manual download.
     """
-    home = root / "celeba"
-    splits = _partition(home / "list_eval_partition.txt")
-    count = len(splits["validation"]) if validation is None else validation
-    if not 0 <= count <= len(splits["validation"]):
+    home = _home(root)
+    folder, splits = home / "img_align_celeba", _folders(home)
+    if splits is None:
+        splits = _partition(home / "list_eval_partition.txt")
+        if folder.is_dir():
+            present = {path.name for path in folder.glob("*.jpg")}
+            splits = {split: [name for name in names if name in present] for split, names in splits.items()}
+    else:
+        folder = home
+    found = {split: len(names) for split, names in splits.items()}
+    if not all(found.values()):
+        raise DataError(f"expected images of every split in {folder}, got {found}.")
+    count = found["validation"] if validation is None else validation
+    if not 0 <= count <= found["validation"]:
         raise ValueError(
-            f"the official validation split has {len(splits['validation'])} images, got validation={validation}. "
+            f"the official validation split has {found['validation']} images, got validation={validation}. "
             "Choose fewer, or None for all of them."
         )
     names = [name for split in splits.values() for name in split]
     cache = home / "celeba-64x64.npz"
-    folder = home / "img_align_celeba"
     if not folder.is_dir() and not cache.is_file():
         raise _missing(folder)
     pixels = cached_pixels(cache, folder, names, (3, 64, 64), _convert)
-    start, end = len(splits["train"]), len(splits["train"]) + len(splits["validation"])
-    return Images("celeba", pixels[:start], pixels[start : start + count], pixels[end:])
+    start, end = found["train"], found["train"] + found["validation"]
+    note = ""
+    if found != _COUNTS:
+        note = (
+            f"these are {len(names):,} of the {sum(_COUNTS.values()):,} images of CelebA: results are not comparable "
+            "with those on all of them"
+        )
+    return Splits("celeba", pixels[:start], pixels[start : start + count], pixels[end:], note=note)
+
+
+def _home(root: Path) -> Path:
+    """Where the images are: the official place, or else a folder that holds a part of them."""
+    official = root / "celeba"
+    parts = [part for part in (root, *sorted(root.glob("celeba-*"))) if (part / "train").is_dir()]
+    return official if official.exists() or not parts else parts[0]
+
+
+def _folders(home: Path) -> dict[str, list[str]] | None:
+    """Names of the images of each split from folders of these names; None if there are none."""
+    if not (home / "train").is_dir():
+        return None
+    return {split: sorted(f"{split}/{path.name}" for path in (home / split).glob("*.jpg")) for split in _COUNTS}
 
 
 def _partition(path: Path) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mcvae.data.files import check_md5, fetch_folder
-from mcvae.data.images import DataError, Images, hold_out
+from mcvae.data.splits import DataError, Splits, hold_out
 
 __all__ = ["load_cifar10"]
 
@@ -30,7 +30,7 @@ _GLOBALS = {  # all that these files refer to; numpy 2 has moved the first, so w
 }
 
 
-def load_cifar10(root: Path, validation: int | None = None, download: bool = True) -> Images:
+def load_cifar10(root: Path, validation: int | None = None, download: bool = True) -> Splits:
     """Photographs of ten kinds of things, 3×32×32: `<root>/cifar-10-batches-py/{data_batch_1..5,test_batch}`.
 
     Args:
@@ -41,7 +41,7 @@ def load_cifar10(root: Path, validation: int | None = None, download: bool = Tru
     folder = fetch_folder(root / "cifar-10-batches-py", _URL, _ARCHIVE_MD5, download)
     *batches, test = (_images(folder / name) for name in _MD5)
     train, held_out = hold_out(torch.cat(batches), 5000 if validation is None else validation)
-    return Images("cifar10", train, held_out, test)
+    return Splits("cifar10", train, held_out, test)
 
 
 def _images(path: Path) -> Tensor:

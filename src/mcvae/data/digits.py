@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mcvae.data.images import Images, hold_out
+from mcvae.data.splits import Splits, hold_out
 
 __all__ = ["load_digits"]
 
 _NUM_TEST = 300  # the set has no official split
 
 
-def load_digits(root: Path, validation: int | None = None, download: bool = True) -> Images:
+def load_digits(root: Path, validation: int | None = None, download: bool = True) -> Splits:
     """1,797 digits of 8×8 pixels, whose 17 grey levels are spread over 0..255; 300 are for testing.
 
     Args:
@@ -26,4 +26,4 @@ def load_digits(root: Path, validation: int | None = None, download: bool = True
     pixels = torch.from_numpy(np.rint(levels * (255 / 16)).astype(np.uint8)).unsqueeze(1)
     rest, test = hold_out(pixels, _NUM_TEST)
     train, held_out = hold_out(rest, 200 if validation is None else validation)
-    return Images("digits", train, held_out, test)
+    return Splits("digits", train, held_out, test)

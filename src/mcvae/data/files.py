@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from mcvae.data.images import DataError
+from mcvae.data.splits import DataError
 
 __all__ = ["check_md5", "fetch", "fetch_folder"]
 

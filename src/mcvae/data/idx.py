@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mcvae.data.files import fetch
-from mcvae.data.images import DataError, Images, hold_out
+from mcvae.data.splits import DataError, Splits, hold_out
 
 __all__ = ["load_fashion_mnist", "load_mnist"]
 
@@ -49,7 +49,7 @@ _UNPACKED = {
 _MAGIC = 0x00000803  # unsigned bytes, three dimensions
 
 
-def load_mnist(root: Path, validation: int | None = None, download: bool = True) -> Images:
+def load_mnist(root: Path, validation: int | None = None, download: bool = True) -> Splits:
     """Handwritten digits, 1×28×28: `<root>/MNIST/raw/{train,t10k}-images-idx3-ubyte`, or the same with `.gz`.
 
     Args:
@@ -60,19 +60,19 @@ def load_mnist(root: Path, validation: int | None = None, download: bool = True)
     return _load("mnist", _MNIST, root, validation, download)
 
 
-def load_fashion_mnist(root: Path, validation: int | None = None, download: bool = True) -> Images:
+def load_fashion_mnist(root: Path, validation: int | None = None, download: bool = True) -> Splits:
     """Pieces of clothing, 1×28×28: like `load_mnist`, in `<root>/FashionMNIST/raw`."""
     return _load("fashion-mnist", _FASHION_MNIST, root, validation, download)
 
 
-def _load(name: str, source: _Source, root: Path, validation: int | None, download: bool) -> Images:
+def _load(name: str, source: _Source, root: Path, validation: int | None, download: bool) -> Splits:
     pixels, test = (_images(root / source.folder / file, source, download) for file in _COUNTS)
     train, held_out = hold_out(pixels, 5000 if validation is None else validation)
-    return Images(name, train, held_out, test)
+    return Splits(name, train, held_out, test)
 
 
 def _images(path: Path, source: _Source, download: bool) -> Tensor:
-    """Images `[N, 1, 28, 28]` of an IDX file, or else of its compressed form."""
+    """Splits `[N, 1, 28, 28]` of an IDX file, or else of its compressed form."""
     count = _COUNTS[path.name]
     size = 16 + count * 28 * 28
     if path.is_file():

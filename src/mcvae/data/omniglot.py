@@ -7,7 +7,7 @@ import numpy as np
 
 from mcvae.data.cache import Pixels, cached_pixels
 from mcvae.data.files import fetch_folder
-from mcvae.data.images import DataError, Images, hold_out
+from mcvae.data.splits import DataError, Splits, hold_out
 
 __all__ = ["load_omniglot"]
 
@@ -19,7 +19,7 @@ _MD5 = {
 _COUNTS = {"images_background": 19_280, "images_evaluation": 13_180}
 
 
-def load_omniglot(root: Path, validation: int | None = None, download: bool = True) -> Images:
+def load_omniglot(root: Path, validation: int | None = None, download: bool = True) -> Splits:
     """Characters of 1×28×28 pixels, ink bright: `<root>/omniglot-py/images_{background,evaluation}/*/*/*.png`.
 
     The 105×105 drawings are averaged over areas (Pillow's box filter) and inverted. Train is the background set of 30
@@ -45,7 +45,7 @@ def load_omniglot(root: Path, validation: int | None = None, download: bool = Tr
     pixels = cached_pixels(home / "omniglot-28x28.npz", home, names, (1, 28, 28), _convert)
     num_train = _COUNTS["images_background"]
     train, held_out = hold_out(pixels[:num_train], 1345 if validation is None else validation)
-    return Images("omniglot", train, held_out, pixels[num_train:])
+    return Splits("omniglot", train, held_out, pixels[num_train:])
 
 
 def _convert(image: Any) -> Pixels:

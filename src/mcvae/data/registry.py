@@ -1,21 +1,22 @@
 """Data sets by name. Their loaders are imported when first called, so that the names are known without torch."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mcvae._extras import needs_extra
 from mcvae.runs.naming import check_name
 
 if TYPE_CHECKING:
-    from mcvae.data.images import Images
+    from mcvae.data.raw import Raw, Reading
+    from mcvae.data.splits import Kind, Splits
 
-__all__ = ["DATASETS", "Dataset", "data_root", "load_images"]
+__all__ = ["DATASETS", "SOURCES", "Dataset", "Source", "check_source", "data_root", "load_data", "load_images"]
 
-Loader = Callable[[Path, int | None, bool], "Images"]
-"""`(root, validation, download) -> Images`."""
+Loader = Callable[[Path, int | None, bool], "Splits"]
+"""`(root, validation, download) -> Splits`."""
 
 
 class Dataset(NamedTuple):
@@ -29,8 +30,8 @@ class Dataset(NamedTuple):
 def _later(module: str, function: str) -> Loader:
     """The function of a module that is imported when it is called."""
 
-    def load(root: Path, validation: int | None, download: bool) -> "Images":
-        images: Images = getattr(import_module(f"mcvae.data.{module}"), function)(root, validation, download)
+    def load(root: Path, validation: int | None, download: bool) -> "Splits":
+        images: Splits = getattr(import_module(f"mcvae.data.{module}"), function)(root, validation, download)
         return images
 
     return load
@@ -47,6 +48,60 @@ DATASETS: dict[str, Dataset] = {
 """Data sets by name."""
 
 
+class Source(NamedTuple):
+    """How a file of one's own is read, and what it may hold."""
+
+    function: str
+    """`module.function` of this package, imported when first called: `(path, reading) -> {split: Raw}`."""
+    description: str
+    """One line for a person."""
+
+    def read(self, path: Path, reading: "Reading", *more: Any) -> dict[str, "Raw"]:
+        """The rows of a file by split, or "all" of them, unchecked."""
+        module, _, function = self.function.partition(".")
+        found: dict[str, Raw] = getattr(import_module(f"mcvae.data.{module}"), function)(path, reading, *more)
+        return found
+
+
+SOURCES: dict[str, Source] = {
+    ".npy": Source("arrays.read_array", "an array of images, counts or numbers"),
+    ".npz": Source("arrays.read_array", "arrays called x, or train, validation and test"),
+    ".pt": Source("arrays.read_array", "a tensor, or a dictionary of tensors called like those of an .npz"),
+    ".csv": Source("columnar.read_csv", "a table of numbers"),
+    ".tsv": Source("columnar.read_csv", "a table of numbers"),
+    ".parquet": Source("columnar.read_parquet", "a table of numbers; needs the extra parquet"),
+    ".h5ad": Source("h5ad.read_h5ad", "AnnData of counts; needs the extra h5ad"),
+    "": Source("folders.read_folder", "a folder of PNG or JPEG images"),
+}
+"""Sources of one's own data by the suffix of the file; a folder has none."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of a file or folder, and not of a known data set.
+
+    >>> is_own("mnist"), is_own("counts.npy"), is_own("./photos")
+    (False, True, True)
+    """
+    return name not in DATASETS and (
+        os.sep in name or Path(name).suffix in SOURCES.keys() - {""} or Path(name).exists()
+    )
+
+
+def check_source(name: str) -> None:
+    """Raise a ValueError or FileNotFoundError, with advice, unless data of this name or path can be there."""
+    if not is_own(name):
+        check_name("data set", name, [*DATASETS, "a path"])
+        return
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{name} does not exist. Give a file, a folder of images, or one of {', '.join(DATASETS)}."
+        )
+    if not path.is_dir() and path.suffix not in SOURCES:
+        known = ", ".join(suffix for suffix in SOURCES if suffix)
+        raise ValueError(f"{name} cannot be read: expected a folder of images, or a file that ends in {known}.")
+
+
 def data_root(root: str | Path | None = None) -> Path:
     """The folder of all data sets: `root`, or the environment variable MCVAE_DATA, or the user's cache."""
     given = root or os.environ.get("MCVAE_DATA")
@@ -57,9 +112,75 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(pooch.os_cache("mcvae"))
 
 
+def load_data(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    validation: int | None = None,
+    test: int | None = None,
+    size: int | None = None,
+    kind: "Kind | Literal['auto']" = "auto",
+    split_seed: int = 0,
+    condition: Sequence[str] = (),
+    download: bool = True,
+) -> "Splits":
+    """Load a named data set, or your own from a file or a folder of images, into memory.
+
+    Raises DataError, which names the file and the row, if that cannot be done.
+
+    Args:
+        name: one of `DATASETS`, or a path; see `SOURCES` for what it may lead to.
+        root, download: for named data sets, see `load_images`.
+        validation: rows held out for validation; None for a tenth, or a named set's own choice.
+        test: rows of your own data held out for testing; None for a tenth.
+        size: resize and crop a folder's images to this height and width.
+        kind: what the values are: pixels, counts or real; "auto" looks at them.
+        split_seed: of the split of your own data, where they are not split already.
+        condition: columns, arrays or "folder" that the model is conditioned on, instead of being modelled.
+
+    >>> import tempfile, numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/counts.npy", np.arange(40).reshape(20, 2))
+    ...     load_data(f"{folder}/counts.npy")
+    counts.npy: rows of 2 counts, 17 for training, 1 for validation, 2 for testing
+    """
+    if not is_own(name):
+        if condition:
+            raise ValueError(f"{name} has nothing to condition on; give a file of your own with labels.")
+        return load_images(name, root, validation=validation, download=download)
+    from mcvae.data.own import split
+
+    parts = read_source(name, size=size, root=root, condition=condition)
+    return split(Path(name).name, parts, kind=kind, validation=validation, test=test, seed=split_seed)
+
+
+def read_source(
+    name: str, *, size: int | None = None, root: str | Path | None = None, condition: Sequence[str] = ()
+) -> dict[str, "Raw"]:
+    """The rows of a file or folder, unchecked, by split or "all" of them.
+
+    Args:
+        name: its path.
+        size: of images.
+        root: converted images are kept in its folder `converted`.
+        condition: what to condition on.
+    """
+    from mcvae.data.raw import Reading
+    from mcvae.data.splits import DataError
+
+    check_source(name)
+    path = Path(name).expanduser()
+    try:
+        with needs_extra(f"reading {path.suffix or 'images'}"):
+            more = (data_root(root) / "converted",) if path.is_dir() else ()
+            return SOURCES["" if path.is_dir() else path.suffix].read(path, Reading(size, condition), *more)
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
+
+
 def load_images(
     name: str, root: str | Path | None = None, *, validation: int | None = None, download: bool = True
-) -> "Images":
+) -> "Splits":
     """Load a data set into memory, from `root` in torchvision's layout; download it if it is not there.
 
     Raises DataError, with advice, if that cannot be done.
@@ -76,13 +197,13 @@ def load_images(
     >>> len(digits.train), len(digits.validation), len(digits.test), digits.shape
     (1397, 100, 300, (1, 8, 8))
     """
-    from mcvae.data.images import DataError
+    from mcvae.data.splits import DataError
 
     check_name("data set", name, DATASETS)
-    with needs_extra(f"the data set {name}"):
-        folder = data_root(root)
+    folder = Path()
     try:
         with needs_extra(f"the data set {name}"):
+            folder = data_root(root)
             return DATASETS[name].load(folder, validation, download)
     except OSError as error:
         raise DataError(

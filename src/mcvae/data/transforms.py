@@ -1,18 +1,19 @@
-"""From bytes to the values that a likelihood is a density of.
+"""From data as they are stored to the values that a likelihood is a density of.
 
-A transform is a function of uint8 pixels and a generator. It draws either no random numbers or one array of the batch's
+A transform is a function of data and a generator. It draws either no random numbers or one array of the batch's
 shape, so that a batch shared among processes gets the same numbers as in one process.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-__all__ = ["TRANSFORMS", "Transform", "binarize", "dequantize", "scale"]
+__all__ = ["TRANSFORMS", "Standardization", "Transform", "binarize", "dequantize", "keep", "scale"]
 
 Transform = Callable[[Tensor, Generator], Tensor]
-"""`(pixels uint8 [B, C, H, W], generator) -> float32 [B, C, H, W]`."""
+"""`(data [B, ...], generator) -> float32 [B, ...]`."""
 
 
 def binarize(pixels: Tensor, generator: Generator) -> Tensor:
@@ -48,6 +49,51 @@ def dequantize(pixels: Tensor, generator: Generator) -> Tensor:
     return (whole + (level + 0.5) / 2**15) / 256
 
 
+def keep(data: Tensor, generator: Generator) -> Tensor:
+    """The numbers as they are, as float32: counts, or real data in units of your choice.
+
+    >>> keep(torch.tensor([0, 3, 12]), torch.Generator()).tolist()
+    [0.0, 3.0, 12.0]
+    """
+    return data.to(torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Standardization:
+    """(x − mean) / scale, with the mean and standard deviation of training data: kept with a run, for new data.
+
+    Args:
+        mean: of one datum's shape.
+        scale: of the same shape; 1 where the training data are constant.
+        columns: names of the columns of a table, if they have any.
+
+    >>> standardize = Standardization.of(torch.tensor([[0.0, 5.0], [2.0, 5.0]]))
+    >>> standardize(torch.tensor([[4.0, 6.0]]), torch.Generator()).tolist()
+    [[3.0, 1.0]]
+    >>> standardize.undone(torch.tensor([[3.0, 1.0]])).tolist()
+    [[4.0, 6.0]]
+    """
+
+    mean: Tensor
+    scale: Tensor
+    columns: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, train: Tensor, columns: Sequence[str] = ()) -> "Standardization":
+        """That of training data `[N, ...]`."""
+        values = train.double()
+        deviation = values.std(0, correction=0)
+        return cls(values.mean(0).float(), torch.where(deviation > 0, deviation, 1.0).float(), columns)
+
+    def __call__(self, data: Tensor, generator: Generator) -> Tensor:
+        """See `Transform`."""
+        return (data.to(torch.float32) - self.mean) / self.scale
+
+    def undone(self, values: Tensor) -> Tensor:
+        """Back to the units of the data."""
+        return values * self.scale.to(values) + self.mean.to(values)
+
+
 def _checked(pixels: Tensor) -> Tensor:
     if pixels.dtype != torch.uint8:
         raise TypeError(
@@ -57,5 +103,5 @@ def _checked(pixels: Tensor) -> Tensor:
     return pixels
 
 
-TRANSFORMS: dict[str, Transform] = {"binarize": binarize, "scale": scale, "dequantize": dequantize}
-"""Transforms by name."""
+TRANSFORMS: dict[str, Transform] = {"binarize": binarize, "scale": scale, "dequantize": dequantize, "keep": keep}
+"""Transforms by name. "standardize" is one more: it needs training data, see `Standardization`."""

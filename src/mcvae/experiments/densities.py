@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mcvae.core.scores import LogDensity
-from mcvae.data.images import DataError
+from mcvae.data.splits import DataError
 
 __all__ = ["TARGETS", "Target", "load_target"]
 

@@ -4,18 +4,30 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
 from mcvae.core.bridge import Bridge
+from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.evidence import Evidence, estimate_log_evidence
 from mcvae.core.paths import GeometricPath, Path
-from mcvae.core.randomness import draw
+from mcvae.core.randomness import draw, seeded_generator
 from mcvae.core.scores import value_and_score
+from mcvae.runs.method import method_named, parse_key
 
-__all__ = ["LatentVariableModel", "standard_normal_prior"]
+__all__ = ["LatentVariableModel", "Latents", "standard_normal_prior"]
+
+
+class Latents(NamedTuple):
+    """q(z | x) of data, as numbers."""
+
+    mean: Tensor
+    """`[B, D]`."""
+    scale: Tensor
+    """Standard deviations, `[B, D]`."""
 
 
 class LatentVariableModel(nn.Module):
@@ -28,6 +40,10 @@ class LatentVariableModel(nn.Module):
         prior: a Distribution over one latent (batch `[]`, event `[D]`), or a module or function without arguments
             that returns one (a learned prior, a flow of zuko), which moves with the model to another device or type.
             Standard normal by default.
+        latent_dim: D, which a standard normal prior does not know; only `simulate` and `objective` ask for it.
+        data_shape: of one datum, for a model of x given conditions y (C numbers). Its data are rows `[B, size + C]`:
+            flattened x, then y. The encoder sees such rows, the decoder latents with y behind them, `[N, D + C]`.
+        examples: conditions `[M, C]` that `simulate` draws from, with `data_shape`.
 
     >>> def encoder(x):
     ...     return Independent(Normal(x, torch.ones_like(x)), 1)
@@ -43,14 +59,105 @@ class LatentVariableModel(nn.Module):
         encoder: Callable[[Tensor], Distribution],
         decoder: Callable[[Tensor], Distribution],
         prior: Distribution | Callable[[], Distribution] | None = None,
+        *,
+        latent_dim: int | None = None,
+        data_shape: tuple[int, ...] | None = None,
+        examples: Tensor | None = None,
     ):
         super().__init__()
         self.encoder, self.decoder, self.prior = encoder, decoder, prior
+        self._latent_dim, self.data_shape = latent_dim, data_shape
+        if (data_shape is None) != (examples is None):
+            raise ValueError("a conditional model needs both data_shape and examples of its conditions.")
+        self.register_buffer("examples", examples)
         self.compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+
+    examples: Tensor | None
+    """Conditions that `simulate` draws from."""
+
+    def apart(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Data `[B, ...]` and conditions `[B, C]` of rows that hold both; None for a model without conditions."""
+        if self.data_shape is None or self.examples is None:
+            return x, None
+        size = math.prod(self.data_shape)
+        if x.shape[1:] != (size + self.examples.shape[1],):
+            raise ValueError(
+                f"expected rows of {size} values and {self.examples.shape[1]} conditions, got {list(x.shape)}."
+            )
+        return x[:, :size].reshape(len(x), *self.data_shape), x[:, size:]
+
+    def decode(self, z: Tensor, y: Tensor | None = None) -> Distribution:
+        """p(x | z, y) for latents `[N, D]` and conditions `[N, C]`."""
+        return self.decoder(z if y is None else torch.cat([z, y.to(z)], -1))
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the compiled function, which belongs to this model's weights: copies compile their own."""
         return {**self.__dict__, "compiled": None}
+
+    @property
+    def latent_dim(self) -> int | None:
+        """D, if the model was told or its prior knows."""
+        if self._latent_dim is not None or self.prior is None:
+            return self._latent_dim
+        return self.prior_like(torch.empty(0)).event_shape[0]
+
+    def objective(self, method: str, x: Tensor | None = None) -> AnnealedEstimator:
+        """The estimator of a method such as "l-mcvae-sigmoid-k5", sized for this model; see `mcvae methods`.
+
+        Args:
+            method: its key.
+            x: data, which models that do not know their latent dimension encode to find out, and whose size amortised
+                methods such as "mcd-k5" ask for.
+
+        >>> from mcvae.models import build_model
+        >>> build_model((4,), 2, kind="real", network="mlp", likelihood="student-t").objective("l-mcvae-k3").num_steps
+        3
+        """
+        config = parse_key(method)
+        latent_dim = self.latent_dim
+        if latent_dim is None and x is not None:
+            with torch.no_grad():
+                latent_dim = self.encoder(x[:1]).event_shape[0]
+        if latent_dim is None:
+            raise ValueError("this model does not know its latent dimension: build it with latent_dim=..., or give x.")
+        return method_named(config.name).build(config, latent_dim, 0 if x is None else x[0].numel())
+
+    def encode(self, x: Tensor) -> "Latents":
+        """Mean and scale of q(z | x) for data `[B, ...]`, `[B, D]` each; of a flow, from 256 samples.
+
+        >>> from mcvae.models import build_model
+        >>> model = build_model((4,), 2, kind="real", network="mlp", likelihood="student-t")
+        >>> model.encode(torch.zeros(3, 4)).mean.shape
+        torch.Size([3, 2])
+        """
+        with torch.no_grad():
+            q = self.encoder(x)
+            try:
+                return Latents(q.mean, q.stddev)
+            except NotImplementedError:  # a flow
+                z = draw(q, (256,), seeded_generator("encode", device=x.device))
+                return Latents(z.mean(0), z.std(0))
+
+    def reconstruct(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """Mean of p(x | z) at the mean of q(z | x), or at latents `[B, D]` of your own, `[B, ...]`."""
+        with torch.no_grad():
+            mean: Tensor = self.decode(self.encode(x).mean if z is None else z, self.apart(x)[1]).mean
+        return mean
+
+    def score(self, x: Tensor, *, generator: Generator | None = None, **options: Any) -> Evidence:
+        """log p(x) of every datum with its error, by annealed importance sampling: low ones are unusual.
+
+        For many data use `mcvae.evaluate`, which works in batches.
+
+        Args:
+            x: data `[B, ...]`.
+            generator: source of all randomness.
+            options: of `mcvae.estimate_log_evidence`, such as num_steps or num_samples.
+        """
+        bridge = self.bridge(x)
+        return estimate_log_evidence(
+            bridge.log_joint, bridge.initial, context=bridge.context, generator=generator, **options
+        )
 
     def bridge(
         self,
@@ -59,6 +166,7 @@ class LatentVariableModel(nn.Module):
         path: Path | None = None,
         memory: Literal["normal", "low"] = "normal",
         compile: bool = False,
+        kl_weight: float = 1.0,
     ) -> Bridge:
         """The bridge from q(z | x) to p(x, z) for a batch of data `[B, ...]`; x is the context.
 
@@ -68,13 +176,19 @@ class LatentVariableModel(nn.Module):
             memory: "low" trades time for memory in long chains; see `Bridge`.
             compile: let `torch.compile` build the value and score of the joint, once for each shape of batch. It takes
                 half a minute, gains for some networks and loses for others; where it fails, a warning says so.
+            kl_weight: β, for training: the joint is p(z) p(x | z)^(1/β), and β times its ELBO is the β-VAE's.
         """
         if compile and memory == "low":
             raise ValueError(
                 'compile=True and memory="low" exclude each other: torch cannot recompute inside torch.func.'
             )
+        self.apart(x)  # refuses rows without conditions before the encoder sees them
         path = path if path is not None else GeometricPath()
         log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x)
+        if kl_weight != 1:
+            if compile:
+                raise ValueError("compile=True and a kl_weight exclude each other; train without one of them.")
+            log_joint = partial(self.log_joint, x, kl_weight=kl_weight)
         bridge = Bridge(self.encoder(x), log_joint, path, x.reshape(len(x), -1), memory)
         if bridge.initial.batch_shape != (len(x),):
             raise ValueError(
@@ -83,10 +197,12 @@ class LatentVariableModel(nn.Module):
             )
         return bridge
 
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z) for data `[B, ...]` and latents `[S, B, D]`, as `[S, B]`."""
+    def log_joint(self, x: Tensor, z: Tensor, kl_weight: float = 1.0) -> Tensor:
+        """log p(x, z) for data `[B, ...]` and latents `[S, B, D]`, as `[S, B]`; see `bridge` for another weight."""
         num_samples, batch, _ = z.shape
-        likelihood = self.decoder(_like_weights(z.flatten(0, 1), self.decoder))
+        x, y = self.apart(x)
+        given = None if y is None else y.expand(num_samples, *y.shape).flatten(0, 1)
+        likelihood = self.decode(_like_weights(z.flatten(0, 1), self.decoder), given)
         if not isinstance(likelihood, Distribution):
             raise TypeError(
                 "the decoder must return a torch.distributions.Distribution over data, got "
@@ -107,24 +223,34 @@ class LatentVariableModel(nn.Module):
                 f"log_prob(z) has shape {[num_samples, batch]}, got {list(log_prior.shape)}. Wrap it in "
                 "torch.distributions.Independent(distribution, 1)."
             )
-        return log_prior + log_likelihood.reshape(num_samples, batch)
+        log_likelihood = log_likelihood.reshape(num_samples, batch)
+        return log_prior + (log_likelihood if kl_weight == 1 else log_likelihood / kl_weight)
 
     def simulate(
         self, num_data: int, latent_dim: int | None = None, *, generator: Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw `(x [N, ...], z [N, D])` from the model; z is an exact posterior sample given x.
 
+        Conditions are drawn from the model's examples of them, and stand behind x.
+
         Args:
             num_data: N.
-            latent_dim: D; needed only for the default prior, which does not know it.
+            latent_dim: D; needed only if neither model nor prior knows it.
             generator: source of all randomness.
         """
-        if self.prior is None and latent_dim is None:
-            raise ValueError("simulate needs latent_dim, because this model was built without a prior that knows it.")
-        like = next(self.parameters(), torch.empty(0)).new_empty(latent_dim or 0)
+        latent_dim = self.latent_dim if latent_dim is None else latent_dim
+        if latent_dim is None:
+            raise ValueError(
+                "simulate needs latent_dim, because this model was built without latent_dim or a prior that knows it."
+            )
+        like = next(self.parameters(), torch.empty(0)).new_empty(latent_dim)
         with torch.no_grad():
             z = draw(self.prior_like(like), (num_data,), generator)
-            return draw(self.decoder(z), (), generator), z
+            if self.examples is None:
+                return draw(self.decoder(z), (), generator), z
+            chosen = torch.randint(len(self.examples), (num_data,), generator=generator, device=z.device)
+            y = self.examples[chosen]
+            return torch.cat([draw(self.decode(z, y), (), generator).flatten(1), y], 1), z
 
     def prior_like(self, like: Tensor) -> Distribution:
         """p(z), for latents like `[..., D]`."""

@@ -1,4 +1,4 @@
-"""Networks for images, sized by the data's shape. All activations are smooth: scores are differentiated, too."""
+"""Networks for images and vectors, sized by their shape. All activations are smooth: scores are differentiated."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,8 +10,12 @@ from torch.distributions import Distribution, Independent, Normal
 from mcvae.models.likelihoods import Likelihood
 
 __all__ = [
+    "ConditionedFeatures",
+    "ConditionedLatents",
     "Decoder",
     "GaussianEncoder",
+    "LogCounts",
+    "Scaled",
     "UpsampledConv2d",
     "conv_decoder",
     "conv_encoder",
@@ -20,15 +24,15 @@ __all__ = [
     "mlp_encoder",
 ]
 
-Shape = tuple[int, int, int]
-"""(C, H, W)."""
+Shape = tuple[int, ...]
+"""(C, H, W) of an image, (P,) of a vector."""
 
 
 class GaussianEncoder(nn.Module):
     """q(z | x) = N(μ(x), diag σ²(x)) from a network with 2D outputs.
 
     Args:
-        network: `x [B, ...] -> [B, 2 D]`.
+        network: `x [B, ...] -> [B, 2 D]`; one that returns a distribution is left alone.
     """
 
     def __init__(self, network: nn.Module):
@@ -37,7 +41,10 @@ class GaussianEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Distribution:
         """Distribution of the latents, batch `[B]`, event `[D]`."""
-        location, raw_scale = single(self.network(x)).chunk(2, -1)
+        output = self.network(x)
+        if isinstance(output, Distribution):
+            return output
+        location, raw_scale = single(output).chunk(2, -1)
         # unvalidated: a scale that underflows is recognised by Bridge.sample, which says so
         return Independent(Normal(location, nn.functional.softplus(raw_scale), validate_args=False), 1)
 
@@ -76,13 +83,77 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
     return _initialised(nn.Sequential(*layers[:-1]))
 
 
+class LogCounts(nn.Module):
+    """log(1 + x): counts as a network likes them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, ...]` to the same shape."""
+        return x.log1p()
+
+
+class Scaled(nn.Module):
+    """x times a factor, such as 1/255 for pixels that are kept as they are."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, ...]` to the same shape."""
+        return x * self.factor
+
+
+class ConditionedFeatures(nn.Module):
+    """Features of x and y together, from those of x: rows `[B, size + C]` of both to `[B, outputs]`.
+
+    Args:
+        network: features of x, `[B, outputs]`.
+        shape: of x.
+        outputs: of the network, and in all.
+        conditions: C.
+    """
+
+    def __init__(self, network: nn.Module, shape: Shape, outputs: int, conditions: int):
+        super().__init__()
+        self.network, self.shape = network, shape
+        self.joined = mlp([outputs + conditions, 64, outputs])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """See above."""
+        size = _size(self.shape)
+        x, y = rows[:, :size], rows[:, size:]
+        features: Tensor = self.network(x.reshape(len(x), *self.shape))
+        joined: Tensor = self.joined(torch.cat([features, y], 1))
+        return features + joined
+
+
+class ConditionedLatents(nn.Module):
+    """The prior p(z | y) = N(μ(y), σ²(y)): rows of standardised latents and y, `[N, D + C]`, to (z, y).
+
+    A chain moves where the prior is standard, whatever y; the densities are the same.
+    """
+
+    def __init__(self, latent_dim: int, conditions: int):
+        super().__init__()
+        self.latent_dim, self.network = latent_dim, mlp([conditions, 32, 2 * latent_dim])
+        final = self.network[-1]
+        nn.init.zeros_(final.weight)  # type: ignore[arg-type]
+        nn.init.zeros_(final.bias)  # type: ignore[arg-type] # starts as N(0, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """See above."""
+        standardised, y = rows[:, : self.latent_dim], rows[:, self.latent_dim :]
+        location, log_scale = self.network(y).chunk(2, 1)
+        return torch.cat([location + log_scale.exp() * standardised, y], 1)
+
+
 def mlp_encoder(shape: Shape, outputs: int, hidden: Sequence[int] = (512, 512)) -> nn.Module:
-    """Fully connected: image `[B, C, H, W]` to `[B, outputs]`."""
+    """Fully connected: images `[B, C, H, W]` or vectors `[B, P]` to `[B, outputs]`."""
     return nn.Sequential(nn.Flatten(), mlp([_size(shape), *hidden, outputs]))
 
 
 def mlp_decoder(shape: Shape, latent_dim: int, hidden: Sequence[int] = (512, 512)) -> nn.Module:
-    """Fully connected: latents `[N, D]` to an image."""
+    """Fully connected: latents `[N, D]` to images or vectors."""
     return nn.Sequential(mlp([latent_dim, *hidden, _size(shape)]), nn.Unflatten(1, shape))
 
 
@@ -220,7 +291,8 @@ def _size(shape: Shape) -> int:
 
 def _halvings(shape: Shape, number: int) -> list[tuple[int, int]]:
     """Height and width after 0, 1, … halvings, rounded up."""
-    sizes = [shape[1:]]
+    _, height, breadth = shape
+    sizes = [(height, breadth)]
     for _ in range(number):
         height, breadth = sizes[-1]
         sizes.append(((height + 1) // 2, (breadth + 1) // 2))

@@ -1,5 +1,7 @@
 """What a run is, as plain data: read from YAML and the command line, written to `config.yaml`. Imports no torch."""
 
+import math
+import re
 from argparse import ArgumentError
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
+from mcvae.runs.likelihood import LIKELIHOODS, likelihood_for, transform_for
 from mcvae.runs.method import MethodConfig, key_of, method_named, settled
 from mcvae.runs.naming import check_name
 from mcvae.runs.plain import RunError, read_yaml, write_atomically
@@ -30,27 +33,38 @@ __all__ = [
     "write_config",
 ]
 
-LIKELIHOODS = {"bernoulli": "binarize", "gaussian": "scale", "gaussian-learned": "dequantize", "logistic": "scale"}
-"""Likelihoods by name, each with the transform that turns pixels into what it is a density of."""
-
 
 @dataclass
 class DataConfig:
-    """Which images, and how they are fed.
+    """Which data, and how they are fed.
 
     Args:
-        name: digits, mnist, fashion-mnist, omniglot, cifar10 or celeba.
+        name: digits, mnist, fashion-mnist, omniglot, cifar10 or celeba; or the path of your own: a folder of images, or
+            a file that ends in .npy, .npz, .pt, .csv, .tsv, .parquet or .h5ad.
         root: folder of the data sets; MCVAE_DATA, else a cache folder of the user, if not given.
-        transform: what becomes of 8-bit pixels. auto: what the likelihood needs.
-        validation: training images held out for validation; the data set's own choice if not given.
+        transform: what becomes of 8-bit pixels, counts or real numbers. auto: what the likelihood needs.
+        validation: training data held out for validation; the data set's own choice, or a tenth, if not given.
+        test: your own data held out for testing, where they are not split already; a tenth if not given.
+        split_seed: of that split. It does not follow --run.seed, so that seeds can be compared.
+        size: resize and crop the images of a folder to this height and width.
+        kind: what the values of your own data are. auto: bytes are pixels, whole numbers from 0 counts, others real.
+        condition: columns, arrays, or folder (that an image is in), to condition on instead of modelling them, such as
+            [label].
+        fingerprint: written when training starts; later the data must be the same.
         limit: use at most this many images of each split; all if not given.
         batch_size: images per optimiser step, over all devices.
     """
 
     name: str = "digits"
     root: str | None = None
-    transform: Literal["auto", "binarize", "scale", "dequantize"] = "auto"
+    transform: Literal["auto", "binarize", "scale", "dequantize", "keep", "standardize"] = "auto"
     validation: int | None = None
+    test: int | None = None
+    split_seed: int = 0
+    size: int | None = None
+    kind: Literal["auto", "pixels", "counts", "real"] = "auto"
+    condition: list[str] = field(default_factory=list)
+    fingerprint: str | None = None
     limit: int | None = None
     batch_size: int = 100
 
@@ -60,12 +74,20 @@ class ModelConfig:
     """The networks and the likelihood.
 
     Args:
-        network: conv is the paper's, small has half its layers. auto: mlp up to 16 x 16 pixels, conv above.
-        latent_dim: dimension of the latents; 16 for digits, 64 for grey images, 128 for colour, if not given.
-        likelihood: bernoulli, gaussian, gaussian-learned or logistic. auto: bernoulli for grey images, gaussian with
-            fixed sigma for colour, as in the paper.
+        network: conv is the paper's, small has half its layers. auto: mlp for vectors and up to 16 x 16 pixels, conv
+            above.
+        latent_dim: dimension of the latents; 16 for digits, 64 for grey images, 128 for colour, half the columns of a
+            table but at most 16, if not given.
+        likelihood: bernoulli, gaussian, gaussian-learned, gaussian-per-dimension, logistic, categorical, poisson,
+            negative-binomial or student-t. auto: bernoulli for grey images and binary data, gaussian with fixed sigma
+            for colour, as in the paper; negative-binomial for counts, gaussian-per-dimension for real data.
         sigma: standard deviation of the gaussian likelihood, or where it starts if learned.
         flow: a normalising flow for q; none: mean-field Gaussian. auto: what the method needs.
+        encoder: network of your own as module:Class, called with (shape, latent_dim), from data to 2 latent_dim numbers
+            or to a distribution. A run folder may not import it: see the guide on your own data.
+        decoder: network of your own as module:Class, called with (shape of its output, number of its inputs).
+        prior: standard-normal, or learned: mixture of Gaussians, vamp (of q at pseudo-data), realnvp or nsf (flows).
+        prior_components: of mixture and vamp.
     """
 
     network: Literal["auto", "conv", "small", "mlp"] = "auto"
@@ -73,23 +95,40 @@ class ModelConfig:
     likelihood: str = "auto"
     sigma: float = 1.0
     flow: Literal["auto", "none", "realnvp", "nsf"] = "auto"
+    encoder: str | None = None
+    decoder: str | None = None
+    prior: Literal["standard-normal", "mixture", "vamp", "realnvp", "nsf"] = "standard-normal"
+    prior_components: int = 10
 
 
 @dataclass
 class OptimizerConfig:
-    """Adam with a step schedule and gradient clipping, the same for every method.
+    """The optimiser, its schedule and gradient clipping, the same for every method.
 
     Args:
-        learning_rate: of Adam.
+        name: of the optimiser.
+        settings: of the optimiser, as torch names them, such as {weight_decay: 0.01, betas: [0.9, 0.99]}.
+        learning_rate: of the optimiser.
+        schedule: steps, see milestones; cosine, to 0 at the end; or constant.
+        warmup: epochs over which the learning rate rises from almost 0.
         milestones: fractions of training after which the learning rate is multiplied by decay.
         decay: see milestones.
+        kl_warmup: epochs over which the weight of the KL divergence rises to 1 (β-annealing).
+        average: decay of an exponential average of the weights, such as 0.999, which is validated and saved instead of
+            the last; 0: none.
         clip: largest norm of the gradient; larger ones are scaled down. 0: no clipping.
         patience: stop with advice after this many non-finite steps in a row.
     """
 
+    name: Literal["adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "sgd"] = "adam"
+    settings: dict[str, bool | float | list[float]] = field(default_factory=dict)
     learning_rate: float = 1e-3
+    schedule: Literal["steps", "cosine", "constant"] = "steps"
+    warmup: int = 0
     milestones: list[float] = field(default_factory=lambda: [0.6, 0.85])
     decay: float = 0.3
+    kl_warmup: int = 0
+    average: float = 0.0
     clip: float = 100.0
     patience: int = 20
 
@@ -102,6 +141,10 @@ class RunConfig:
         epochs: passes over the training images.
         seed: of everything random. The same seed gives the same run, bit for bit.
         folder: run folder; a name like runs/mnist-l-mcvae-k5-sigmoid-s0 if not given.
+        patience: stop when the validation bound has not risen for this many epochs, and keep the best weights; 0 for
+            never.
+        keep: the weights of the last epoch, or of the best validation bound.
+        logger: where to write curves, besides metrics.csv; wandb and mlflow need the extras of these names.
         snapshots: epochs after which the weights are kept in epochs/, for `mcvae evaluate --epoch`.
         likelihood_every: epochs between AIS-HMC likelihoods of validation images; 0: never.
         pictures_every: epochs between sample and reconstruction pictures; 0: only at the end.
@@ -113,6 +156,9 @@ class RunConfig:
     epochs: int = 10
     seed: int = 0
     folder: str | None = None
+    patience: int = 0
+    keep: Literal["last", "best"] = "last"
+    logger: Literal["tensorboard", "csv", "wandb", "mlflow"] = "tensorboard"
     snapshots: list[int] = field(default_factory=list)
     likelihood_every: int = 0
     pictures_every: int = 0
@@ -231,7 +277,16 @@ def default_folder(config: TrainConfig) -> str:
     >>> default_folder(TrainConfig(method=MethodConfig("iwae", num_samples=50)))
     'runs/digits-iwae-50-s0'
     """
-    return f"runs/{config.data.name}-{key_of(config.method)}-s{config.run.seed}"
+    return f"runs/{data_label(config.data.name)}-{key_of(config.method)}-s{config.run.seed}"
+
+
+def data_label(name: str) -> str:
+    """A data set in tables and folder names: its name, or that of the file without its suffix.
+
+    >>> data_label("mnist"), data_label("/data/my counts.npy")
+    ('mnist', 'my-counts')
+    """
+    return re.sub(r"[^\w.-]+", "-", Path(name).stem) or "data"
 
 
 _MOST_STEPS = 100_000
@@ -241,14 +296,22 @@ _MOST_STEPS = 100_000
 _RANGES: dict[str, tuple[float, float | None]] = {
     "data.batch_size": (1, 10**6),
     "data.validation": (0, None),
+    "data.test": (1, None),
+    "data.split_seed": (0, 2**32 - 1),
+    "data.size": (4, 4096),
     "data.limit": (1, None),
     "model.latent_dim": (1, 10**5),
+    "model.prior_components": (1, 10**4),
     "method.num_steps": (0, _MOST_STEPS),
     "method.num_samples": (1, 10**5),
     "method.alpha": (0, 1),
     "optimizer.clip": (0, None),
     "optimizer.decay": (0, 1e6),
     "optimizer.patience": (1, None),
+    "optimizer.warmup": (0, 10**6),
+    "optimizer.kl_warmup": (0, 10**6),
+    "optimizer.average": (0, 0.999999),
+    "run.patience": (0, None),
     "run.epochs": (1, 10**7),
     "run.seed": (0, 2**32 - 1),
     "run.likelihood_every": (0, None),
@@ -293,20 +356,33 @@ def check_range(name: str, value: float | None, least: float, most: float | None
         raise ValueError(f"--{name} must be at most {most:,.0f}, got {value}.")
 
 
-def resolve(config: TrainConfig, shape: tuple[int, int, int]) -> TrainConfig:
-    """Replace every "auto" and None that depends on the data or the method: `config.yaml` says what was done."""
-    grey, tiny = shape[0] == 1, max(shape[1:]) <= 16
+def resolve(config: TrainConfig, shape: tuple[int, ...], kind: str = "pixels", levels: int = 256) -> TrainConfig:
+    """Replace every "auto" and None that depends on the data or the method: `config.yaml` says what was done.
+
+    Args:
+        config: the configuration, which is changed.
+        shape: of one datum.
+        kind: pixels, counts or real.
+        levels: one more than the largest whole number.
+    """
+    vector = len(shape) != 3
+    grey, tiny = shape[0] == 1, vector or max(shape[1:]) <= 16
     model, data, method = config.model, config.data, method_named(config.method.name)
     if model.network == "auto":
         model.network = "mlp" if tiny else "conv"
     if model.latent_dim is None:
-        model.latent_dim = 16 if tiny else 64 if grey else 128
+        model.latent_dim = max(2, min(16, math.prod(shape) // 2)) if vector else 16 if tiny else 64 if grey else 128
     if model.likelihood == "auto":
-        model.likelihood = "bernoulli" if grey else "gaussian"
+        model.likelihood = likelihood_for(kind, shape, levels)
     if model.flow == "auto":
         model.flow = method.flow or "none"
+    if model.prior == "vamp" and model.flow != "none":
+        raise ValueError("--model.prior vamp needs a Gaussian q; leave out --model.flow, or choose another prior.")
+    needed = transform_for(model.likelihood, kind)
     if data.transform == "auto":
-        data.transform = LIKELIHOODS[model.likelihood]  # type: ignore[assignment]
+        data.transform = needed  # type: ignore[assignment]
+    if kind != "pixels" and data.transform not in ("keep", "standardize"):
+        raise ValueError(f"--data.transform {data.transform} is for pixels; {kind} data take keep or standardize.")
     config.method = method.whole(config.method)
     return config
 

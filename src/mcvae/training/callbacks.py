@@ -26,6 +26,7 @@ from mcvae.training.pictures import save_grid
 
 __all__ = [
     "AtomicCheckpoints",
+    "AveragedWeights",
     "Checkpoints",
     "HeldOutLikelihood",
     "Metrics",
@@ -121,6 +122,51 @@ class Checkpoints(Checkpoint):
         if trainer.is_global_zero and self.last.exists():
             os.replace(self.last, self.previous)
         trainer.save_checkpoint(self.last)
+
+
+class AveragedWeights(Callback):
+    """An exponential average of the learned weights, which stands in for them in validation and at the end."""
+
+    def __init__(self, decay: float):
+        self.decay, self.average, self.updates = decay, list[Tensor](), 0
+        self._own = list[Tensor]()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must remember."""
+        return {"average": self.average, "updates": self.updates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the average so far."""
+        self.average, self.updates = list(state_dict["average"]), state_dict["updates"]
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Move the average; early on, when it would remember the start, by more."""
+        weights = [p for p in pl_module.parameters() if p.requires_grad]
+        self.updates += 1
+        share = max(1 - self.decay, 1 / self.updates)
+        if not self.average:
+            self.average = [p.detach().clone() for p in weights]
+        for average, weight in zip(self.average, weights, strict=True):
+            average.copy_(average.to(weight.device).lerp(weight, share))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the average in."""
+        self.put(pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights back."""
+        for weight, own in zip([p for p in pl_module.parameters() if p.requires_grad], self._own, strict=False):
+            weight.data.copy_(own)
+        self._own = []
+
+    def put(self, module: LightningModule) -> None:
+        """Put the average in the place of the weights."""
+        if self.average:
+            weights = [p for p in module.parameters() if p.requires_grad]
+            self._own = [p.detach().clone() for p in weights]
+            for weight, average in zip(weights, self.average, strict=True):
+                weight.data.copy_(average)
 
 
 class Snapshots(Callback):
@@ -267,7 +313,9 @@ class Pictures(Callback):
             self.draw(cast(VariationalTraining, pl_module).model, f"-{epoch:04d}")
 
     def draw(self, model: LatentVariableModel, suffix: str = "") -> list[Path]:
-        """Write both grids."""
+        """Write both grids; none of data that are not images."""
+        if not len(self.images):
+            return []
         os.makedirs(self.folder, exist_ok=True)
         device = next(model.parameters()).device
         samples, reconstructions = self.folder / f"samples{suffix}.png", self.folder / f"reconstructions{suffix}.png"

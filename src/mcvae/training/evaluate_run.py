@@ -85,7 +85,7 @@ def _evaluate(
     config, images = prepare(read_config(folder), trusted=False)
     if settings.limit is not None:  # evenly spaced, since files tend to be sorted in some way
         config.data.limit, pixels = settings.limit, images.split(split)
-        images = replace(images, **{split: pixels[:: max(1, len(pixels) // settings.limit)]})  # type: ignore[arg-type]
+        images = images.thinned(split, max(1, len(pixels) // settings.limit))
     work = batches(images, config, split)
     if not len(work):
         raise ValueError(f"there are no {split} images to evaluate on.")
@@ -121,8 +121,9 @@ def _evaluate(
     write_atomically(target / f"evaluation{suffix}.csv", lambda path: write_table(evaluation, path))
     if evaluation.tuning is not None:
         write_atomically(target / "tuning.json", evaluation.tuning.save)
-    (target / "pictures").mkdir(exist_ok=True)
-    save_grid(_images(work, evaluation, 32), target / "pictures" / f"worst{suffix}.png", columns=8)
+    if images.kind == "pixels" and images.given is None and config.data.transform != "keep":
+        (target / "pictures").mkdir(exist_ok=True)
+        save_grid(_images(work, evaluation, 32), target / "pictures" / f"worst{suffix}.png", columns=8)
     write_result(target, with_evaluation(result, summary))
     remove_saved(target)
     home.push()

@@ -2,35 +2,113 @@
 
 import hashlib
 import math
-from dataclasses import asdict
+import os
+from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from safetensors.torch import load as load_tensors, save as save_tensors
+from torch import Tensor, nn
 
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.models import LatentVariableModel, build_model
+from mcvae.data import TRANSFORMS, Splits, Standardization, Transform
+from mcvae.data.conditions import Coding, plain, read_codings
+from mcvae.models import Datum, LatentVariableModel, build_model
 from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config
+from mcvae.runs.likelihood import transform_for
 from mcvae.runs.method import MethodConfig, method_named
 from mcvae.runs.plain import RunError, checked, read_json, write_atomically, write_json
 from mcvae.runs.storage import RunFolder, top_level
 
-__all__ = ["RunError", "build", "load", "load_run", "parse_config", "read_config", "save_model", "snapshot_folder"]
+__all__ = [
+    "RunError",
+    "build",
+    "load",
+    "load_run",
+    "parse_config",
+    "read_config",
+    "save",
+    "save_model",
+    "snapshot_folder",
+]
 
-Shape = tuple[int, int, int]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def save_model(
-    folder: Path, model: LatentVariableModel, objective: AnnealedEstimator, config: TrainConfig, shape: Shape
+    folder: Path, model: LatentVariableModel, objective: AnnealedEstimator, config: TrainConfig, data: Splits
 ) -> None:
     """Write `model.safetensors` (weights and step sizes) and `model.json` (what to build them into, and a checksum)."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"objective.{name}": tensor for name, tensor in objective.state_dict().items()}
-    content = save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    transform = data.transform(config.data.transform)
+    if isinstance(transform, Standardization):
+        tensors |= {"data.mean": transform.mean, "data.scale": transform.scale}
+    content = _packed(tensors)
     write_atomically(folder / "model.safetensors", lambda p: p.write_bytes(content))
-    described = {"shape": list(shape), "model": asdict(config.model), "method": asdict(config.method)}
+    described: dict[str, Any] = {
+        "shape": list(data.shape),
+        "kind": data.kind,
+        "levels": data.levels,
+        "columns": data.columns,
+        "conditions": plain(data.codings),
+    }
+    described |= {"transform": config.data.transform, "size": config.data.size}
+    described |= {"model": asdict(config.model), "method": asdict(config.method)}
     write_json(folder / "model.json", described | {"sha256": hashlib.sha256(content).hexdigest()})
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """What `model.json` and the weights say about the data of a run.
+
+    Args:
+        datum: what one datum is.
+        columns: names of the columns of a table, if they have any.
+        size: that images of a folder were resized to.
+        transform: what is done to data before the model sees them.
+        likelihood: its name.
+        codings: of what the model is conditioned on.
+    """
+
+    datum: Datum
+    columns: list[str]
+    size: int | None
+    transform: Transform
+    likelihood: str
+    codings: list[Coding]
+
+    @property
+    def drawable(self) -> bool:
+        """Whether the model's data are pictures with values between 0 and 1."""
+        return self.datum.kind == "pixels" and not self.codings and self.transform is not TRANSFORMS["keep"]
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the likelihood knows no whole number beyond those of the training data."""
+        return self.likelihood in ("bernoulli", "categorical")
+
+
+def read_described(folder: Path) -> Described:
+    """What a trained run says about its data."""
+    content = read_json(folder / "model.json")
+    try:
+        likelihood = str(content["model"]["likelihood"])
+        datum = _datum(content)
+        name = str(content.get("transform") or transform_for(likelihood, datum.kind))
+        columns = [str(column) for column in content.get("columns", [])]
+        transform: Transform
+        if name == "standardize":
+            tensors = load_tensors((folder / "model.safetensors").read_bytes())
+            transform = Standardization(tensors["data.mean"], tensors["data.scale"], columns)
+        else:
+            transform = TRANSFORMS[name]
+        codings = read_codings(content.get("conditions", []))
+        return Described(datum, columns, content.get("size"), transform, likelihood, codings)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise RunError(f"{folder / 'model.json'} does not say what the data were: {error}. Train again.") from error
 
 
 def snapshot_folder(folder: Path, epoch: int) -> Path:
@@ -53,7 +131,7 @@ def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator
             raise ValueError("the checksum of model.safetensors is wrong")
         model_config = checked(ModelConfig, described["model"], "model.json")
         method = checked(MethodConfig, described["method"], "model.json")
-        model, objective = build(model_config, method, tuple(described["shape"]))
+        model, objective = build(model_config, method, _datum(described))
         tensors = load_tensors(content)
         for prefix, module in (("model.", model), ("objective.", objective)):
             module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
@@ -63,24 +141,116 @@ def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator
     return model.eval(), objective.eval()
 
 
-def load(folder: str | Path) -> LatentVariableModel:
-    """The trained model of a run folder; executes nothing from its files.
+@overload
+def load(folder: str | Path) -> LatentVariableModel: ...
+@overload
+def load(folder: str | Path, into: Module) -> Module: ...
+def load(folder: str | Path, into: nn.Module | None = None) -> nn.Module:
+    """The trained model of a run folder, or weights that `save` has written; executes nothing from the files.
 
     Args:
         folder: such as "runs/digits-vae-s0", or a URL.
+        into: a module of your own, built as when it was saved; its weights are replaced, and it is returned.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(nn.Linear(2, 3), folder)
+    ...     load(folder, nn.Linear(2, 3))
+    Linear(in_features=2, out_features=3, bias=True)
     """
-    return load_run(folder)[0]
+    home = RunFolder(folder, top_level)
+    own = read_json(home.path / "model.json").get("own")
+    if into is None:
+        if own is not None:
+            raise RunError(
+                f"{home.place} holds the weights of a module of your own, {own}, whose code is not saved. Build it, "
+                "and load them with mcvae.load(folder, into=module)."
+            )
+        return load_run(home.path)[0]
+    path = home.path / "model.safetensors"
+    try:
+        content = path.read_bytes()
+        if read_json(home.path / "model.json").get("sha256") != hashlib.sha256(content).hexdigest():
+            raise ValueError("the checksum of model.safetensors is wrong")
+        prefix = "" if own is not None else "model."
+        tensors = {k.removeprefix(prefix): v for k, v in load_tensors(content).items() if k.startswith(prefix)}
+        into.load_state_dict(tensors)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise RunError(f"the weights in {home.place} do not fit {type(into).__name__}: {reason}.") from error
+    return into
 
 
-def build(model: ModelConfig, method: MethodConfig, shape: Any) -> tuple[LatentVariableModel, AnnealedEstimator]:
-    """Untrained model and estimator of a resolved configuration."""
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write the weights of a module of your own as `model.safetensors`, with a checksum; its code stays yours.
+
+    Args:
+        model: any module.
+        folder: an empty or new one, or one that `save` has written to before; a URL will do.
+    """
+    home = RunFolder(folder, top_level)
+    described = home.path / "model.json"
+    if (home.path / "config.yaml").exists() or (described.exists() and read_json(described).get("own") is None):
+        raise RunError(f"{home.place} holds a run of mcvae train; choose another folder.")
+    home.path.mkdir(parents=True, exist_ok=True)
+    content = _packed(model.state_dict())
+    write_atomically(home.path / "model.safetensors", lambda p: p.write_bytes(content))
+    write_json(described, {"own": type(model).__qualname__, "sha256": hashlib.sha256(content).hexdigest()})
+    home.push()
+
+
+def _packed(tensors: dict[str, Tensor]) -> bytes:
+    return save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+
+
+def _imported(path: str | None, trusted: bool) -> Any:
+    """The class or function at `module:name`."""
+    if path is None:
+        return None
+    if not trusted and path not in os.environ.get("MCVAE_NETWORKS", "").split(","):
+        raise RunError(
+            f"the run uses the network {path} of your own, and nothing that a folder names is imported. If you trust "
+            f"it, set the environment variable MCVAE_NETWORKS={path}; or build the model in Python and use "
+            "mcvae.load(folder, into=model)."
+        )
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"the network {path!r} cannot be imported: {error}. Write it as module:Class.") from error
+
+
+def _datum(described: dict[str, Any]) -> Datum:
+    """What `model.json` says about the data; before there were others, all were pixels."""
+    conditions = sum(coding.size for coding in read_codings(described.get("conditions", [])))
+    return Datum(tuple(described["shape"]), described.get("kind", "pixels"), described.get("levels", 256), conditions)
+
+
+def build(
+    model: ModelConfig, method: MethodConfig, datum: Datum, *, trusted: bool = False
+) -> tuple[LatentVariableModel, AnnealedEstimator]:
+    """Untrained model and estimator of a resolved configuration.
+
+    Args:
+        model, method: the configuration.
+        datum: what one datum is.
+        trusted: whether the person at the computer has named the networks, and not a file in a run folder. Those of a
+            folder are imported only if the environment variable MCVAE_NETWORKS lists them, separated by commas.
+    """
     latent_dim = model.latent_dim or 0
     network = build_model(
-        shape,
+        datum.shape,
         latent_dim,
+        kind=datum.kind,
+        levels=datum.levels,
         network=model.network,
         likelihood=model.likelihood,
         sigma=model.sigma,
         flow=None if model.flow == "none" else model.flow,
+        prior=model.prior,
+        prior_components=model.prior_components,
+        conditions=datum.conditions,
+        encoder=_imported(model.encoder, trusted),
+        decoder=_imported(model.decoder, trusted),
     )
-    return network, method_named(method.name).build(method, latent_dim, math.prod(shape))
+    return network, method_named(method.name).build(method, latent_dim, math.prod(datum.shape) + datum.conditions)

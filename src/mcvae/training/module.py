@@ -18,12 +18,24 @@ from mcvae.runs.config import OptimizerConfig
 __all__ = ["DivergedError", "VariationalTraining"]
 
 
+OPTIMIZERS: dict[str, Any] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
+"""Optimisers by name."""
+
+
 class DivergedError(RuntimeError):
     """Training has been non-finite for too long to go on."""
 
 
 class VariationalTraining(LightningModule):
-    """Maximise a Monte Carlo bound by Adam.
+    """Maximise a Monte Carlo bound.
 
     Random numbers of a step are a function of (seed, epoch, batch) and of a row's place in the batch that all processes
     share in equal parts. So a resumed run continues bit for bit, and the number of processes does not matter.
@@ -62,11 +74,21 @@ class VariationalTraining(LightningModule):
     """Steps that were not taken because loss or gradient was not finite."""
 
     def configure_optimizers(self) -> Any:
-        """Adam over everything that can be learned, its rate a function of the epoch. Override it for another."""
-        optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=self.config.learning_rate)
+        """The optimiser over everything that can be learned, its rate a function of the epoch."""
+        config = self.config
+        learned = [p for p in self.parameters() if p.requires_grad]
+        try:
+            optimizer = OPTIMIZERS[config.name](learned, lr=config.learning_rate, **config.settings)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"--optimizer.settings do not suit {config.name}: {error}.") from None
 
         def factor(epoch: int) -> float:
-            return self.config.decay ** sum(epoch >= fraction * self.epochs for fraction in self.config.milestones)
+            rising = min(1.0, (epoch + 1) / (config.warmup + 1))
+            if config.schedule == "cosine":
+                return rising * 0.5 * (1 + math.cos(math.pi * min(1.0, epoch / self.epochs)))
+            if config.schedule == "constant":
+                return rising
+            return rising * config.decay ** sum(epoch >= fraction * self.epochs for fraction in config.milestones)
 
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, factor)}
 
@@ -74,7 +96,8 @@ class VariationalTraining(LightningModule):
         """The loss of one batch; NaN, with a NaN gradient, where the model cannot be evaluated."""
         estimate, seen = None, self._unknown(1 + self.num_steps)
         try:
-            bridge = self.model.bridge(batch, **self.bridge_options)
+            weight = self.kl_weight
+            bridge = self.model.bridge(batch, kl_weight=weight, **self.bridge_options)
             estimate = self.objective(bridge, generator=self._generator("train", batch_idx, shared=True))
             bound, acceptance = estimate.bound.mean(), estimate.trajectory.acceptance.mean(1)
             seen = torch.cat([bound.unsqueeze(0), acceptance.to(bound)])
@@ -87,7 +110,12 @@ class VariationalTraining(LightningModule):
         if estimate is None or not bool(seen[0].isfinite()):
             return self._no_loss()
         self._estimate = estimate
-        return estimate.loss.mean()
+        return weight * estimate.loss.mean()
+
+    @property
+    def kl_weight(self) -> float:
+        """β of this epoch."""
+        return min(1.0, (self.current_epoch + 1) / (self.config.kl_warmup + 1))
 
     def _log_step(self, seen: Tensor) -> None:
         bound, *accepted = _over_ranks(seen).mean(0).float()

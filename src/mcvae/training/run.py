@@ -9,25 +9,31 @@ import sys
 import tempfile
 import warnings
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningDataModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import mcvae
+from mcvae._extras import needs_extra
 from mcvae.allocator import keep_memory, return_memory
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.data import TRANSFORMS, Batches, Images, load_images
-from mcvae.models import LatentVariableModel
-from mcvae.runs.config import TrainConfig, check, default_folder, read_config, resolve, write_config
+from mcvae.core.randomness import seeded_generator
+from mcvae.data import Batches, DataError, Splits, load_data
+from mcvae.data.registry import is_own
+from mcvae.models import Datum, Decoder, LatentVariableModel, VampPrior
+from mcvae.runs.config import TrainConfig, check, data_label, default_folder, read_config, resolve, write_config
 from mcvae.runs.method import method_named
 from mcvae.runs.plain import RunError
 from mcvae.runs.results import RunResult, read_result, write_result
 from mcvae.runs.storage import RunFolder, check_links, hold
 from mcvae.training.callbacks import (
     AtomicCheckpoints,
+    AveragedWeights,
     Checkpoints,
     HeldOutLikelihood,
     Metrics,
@@ -46,7 +52,7 @@ __all__ = ["BatchedImages", "build_trainer", "prepare", "train"]
 class BatchedImages(LightningDataModule):
     """Batches cut by index from images in memory; the epoch decides order and noise."""
 
-    def __init__(self, images: Images, config: TrainConfig):
+    def __init__(self, images: Splits, config: TrainConfig):
         super().__init__()
         self.images, self.config = images, config
 
@@ -67,25 +73,55 @@ class BatchedImages(LightningDataModule):
 
 
 def batches(
-    images: Images, config: TrainConfig, split: str, *, epoch: int | None = None, rank: int = 0, ranks: int = 1
+    images: Splits, config: TrainConfig, split: str, *, epoch: int | None = None, rank: int = 0, ranks: int = 1
 ) -> Batches:
     """Transformed batches of a split as a configuration wants them."""
     pixels = images.split(split)[: config.data.limit]
-    transform = TRANSFORMS[config.data.transform]
+    transform = images.transform(config.data.transform)
     size = config.data.batch_size
-    return Batches(pixels, size, transform, seed=config.run.seed, epoch=epoch, rank=rank, world_size=ranks)
+    given = images.given_of(split)
+    return Batches(
+        pixels,
+        size,
+        transform,
+        seed=config.run.seed,
+        epoch=epoch,
+        rank=rank,
+        world_size=ranks,
+        given=None if given is None else given[: len(pixels)],
+    )
 
 
-def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Images]:
-    """Load the images and settle everything that "auto" left open.
+def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Splits]:
+    """Load the data and settle everything that "auto" left open.
 
     A configuration found in a run folder may be somebody else's: nothing is downloaded to the folder that it names.
     """
     check(config)
     check_trainer(config.trainer)
     download = trusted or config.data.root is None
-    images = load_images(config.data.name, config.data.root, validation=config.data.validation, download=download)
-    return resolve(config, images.shape), images
+    wanted = config.data
+    if is_own(wanted.name):
+        wanted.name = str(Path(wanted.name).expanduser().absolute())  # the run is used from elsewhere, too
+    images = load_data(
+        wanted.name,
+        wanted.root,
+        validation=wanted.validation,
+        test=wanted.test,
+        size=wanted.size,
+        kind=wanted.kind,
+        split_seed=wanted.split_seed,
+        condition=wanted.condition,
+        download=download,
+    )
+    found = images.fingerprint() if is_own(wanted.name) or images.note else None
+    if wanted.fingerprint is not None and wanted.fingerprint != found:
+        raise DataError(
+            f"{wanted.name} has changed since the run was trained: its rows would be split otherwise, and the test set "
+            "would hold what was trained on. Restore the data, or train again."
+        )
+    wanted.fingerprint = found
+    return resolve(config, images.shape, images.kind, images.levels), images
 
 
 def train(config: TrainConfig | None = None, *, resume: str | Path | None = None) -> Path:
@@ -101,6 +137,10 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     if resume is None:
         assert config is not None, "give a configuration or a run to resume"
         config, images = prepare(config)
+        if is_own(config.data.name):
+            print(f"{images} (likelihood: {config.model.likelihood})", file=sys.stderr)
+        if images.note:
+            print(f"note: {images.note}.", file=sys.stderr)
         config.run.folder = config.run.folder or default_folder(config)
         if config.trainer.get("fast_dev_run"):
             return _try(config, images)
@@ -114,7 +154,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
             more = "Its lost weights are restored." if restored else "Nothing to do."
             print(f"{home.place} is finished: {config.run.epochs} epochs. {more}")
             return home.path
-    parts = _assemble(config, images, home)
+    parts = _assemble(config, images, home, trusted=resume is None)
     with hold(home.path, "training", home.place) if parts.trainer.is_global_zero else nullcontext():
         if resume is None and parts.trainer.is_global_zero:  # other processes of a distributed run come here, too
             _create(home, config)
@@ -149,10 +189,33 @@ class _Parts(NamedTuple):
         return self.module.objective
 
 
-def _assemble(config: TrainConfig, images: Images, home: RunFolder) -> _Parts:
+_STARTING_ROWS = 10_000
+"""Training data that a likelihood may look at to see where to start."""
+
+
+def _datum(data: Splits) -> Datum:
+    return Datum(data.shape, data.kind, data.levels, sum(coding.size for coding in data.codings))
+
+
+def _start(model: LatentVariableModel, images: Splits, config: TrainConfig) -> None:
+    """Let likelihood, prior and conditions take from training data where to start."""
+    rows = images.train[:_STARTING_ROWS]
+    data = images.transform(config.data.transform)(rows, seeded_generator("start", config.run.seed))
+    if isinstance(model.decoder, Decoder):
+        model.decoder.likelihood.start(data)
+    given = images.given_of("train")
+    if given is not None and model.examples is not None:
+        model.examples.copy_(given[torch.linspace(0, len(given) - 1, len(model.examples)).long()])
+        data = torch.cat([data.flatten(1), given[:_STARTING_ROWS]], 1)
+    if isinstance(model.prior, VampPrior):
+        model.prior.start(data)
+
+
+def _assemble(config: TrainConfig, images: Splits, home: RunFolder, *, trusted: bool) -> _Parts:
     return_memory() if config.run.memory == "low" else keep_memory()
     seed_everything(config.run.seed, verbose=False)
-    model, objective = build(config.model, config.method, images.shape)
+    model, objective = build(config.model, config.method, _datum(images), trusted=trusted)
+    _start(model, images, config)
     module = VariationalTraining(
         model,
         objective,
@@ -167,13 +230,21 @@ def _assemble(config: TrainConfig, images: Images, home: RunFolder) -> _Parts:
     metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
     snapshots = Snapshots(
         config.run.snapshots,
-        lambda epoch: save_model(snapshot_folder(folder, epoch), model, objective, config, images.shape),
+        lambda epoch: save_model(snapshot_folder(folder, epoch), model, objective, config, images),
     )
     # a checkpoint remembers the row of its epoch
     callbacks: list[Any] = [pictures, snapshots, metrics, Checkpoints(folder), Upload(home)]
     if len(images.validation):
         held_out = next(iter(batches(images, config, "validation")))
         callbacks.insert(0, HeldOutLikelihood(held_out, config.run.likelihood_every, config.run.seed))
+        if config.run.patience:
+            callbacks.insert(
+                0, EarlyStopping("val_bound", patience=config.run.patience, mode="max", check_finite=False)
+            )
+    elif config.run.patience or config.run.keep == "best":
+        raise ValueError("--run.patience and --run.keep best need validation data; give --data.validation.")
+    if config.optimizer.average:
+        callbacks.insert(0, AveragedWeights(config.optimizer.average))
     trainer = build_trainer(config, folder, callbacks)
     if config.data.batch_size % trainer.world_size:
         raise ValueError(
@@ -183,11 +254,11 @@ def _assemble(config: TrainConfig, images: Images, home: RunFolder) -> _Parts:
     return _Parts(trainer, module, metrics, pictures)
 
 
-def _try(config: TrainConfig, images: Images) -> Path:
+def _try(config: TrainConfig, images: Splits) -> Path:
     """Lightning's fast_dev_run: a few batches to see that everything works, of which nothing is kept."""
     with tempfile.TemporaryDirectory(prefix="mcvae-trial-") as folder:
         home = RunFolder(folder)
-        _fit(_assemble(config, images, home), BatchedImages(images, config), None, home)
+        _fit(_assemble(config, images, home, trusted=True), BatchedImages(images, config), None, home)
     print("The trial ran to its end; nothing of it is kept. Train without --trainer.fast_dev_run.")
     return Path(config.run.folder or folder)
 
@@ -220,7 +291,7 @@ def _finished(folder: Path) -> bool:
     return (folder / "result.json").exists() and read_result(folder).status == "finished"
 
 
-def _restore(home: RunFolder, config: TrainConfig, images: Images) -> bool:
+def _restore(home: RunFolder, config: TrainConfig, images: Splits) -> bool:
     """Write lost or damaged weights of a finished run again, from its last checkpoint; False if they are sound."""
     try:
         load_run(home.path)
@@ -232,11 +303,11 @@ def _restore(home: RunFolder, config: TrainConfig, images: Images) -> bool:
     checkpoint = AtomicCheckpoints().load_checkpoint(path, map_location="cpu")
     if checkpoint["epoch"] + 1 < config.run.epochs:
         raise RunError(f"{path} is of an earlier epoch; the weights of {home.place} cannot be restored.")
-    model, objective = build(config.model, config.method, images.shape)
+    model, objective = build(config.model, config.method, _datum(images))
     module = VariationalTraining(model, objective, config.optimizer)
     with hold(home.path, "training", home.place):
         _load(module, checkpoint["state_dict"], path)
-        save_model(home.path, model, objective, config, images.shape)
+        save_model(home.path, model, objective, config, images)
         home.push()
     return True
 
@@ -252,9 +323,11 @@ def _load(module: VariationalTraining, state: dict[str, Any], path: Path) -> Non
         ) from None
 
 
-def _pictures(folder: Path, images: Images, config: TrainConfig) -> Pictures:
+def _pictures(folder: Path, images: Splits, config: TrainConfig) -> Pictures:
     source = "validation" if len(images.validation) else "train"
     shown = next(iter(batches(images, config, source)))
+    if images.kind != "pixels" or config.data.transform == "keep" or images.given is not None:
+        shown = shown[:0]  # not to be seen as a picture
     return Pictures(folder, shown, config.run.pictures_every, config.model.latent_dim or 0, config.run.seed)
 
 
@@ -273,7 +346,7 @@ def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Tr
         "use_distributed_sampler": False,
         "default_root_dir": folder,
         **config.trainer,
-        "logger": TensorBoardLogger(folder, name="", version="tensorboard") if logs else False,
+        "logger": _logger(config, folder) if logs else False,
     }
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     known_noise = (".*does not have many workers.*", ".*LeafSpec.*", ".*smaller than the logging interval.*")
@@ -283,6 +356,22 @@ def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Tr
         return Trainer(**options, callbacks=callbacks, plugins=[AtomicCheckpoints()])
     except (TypeError, RuntimeError, AssertionError) as error:
         raise ValueError(f"Lightning refuses these --trainer options: {' '.join(str(error).split())}") from error
+
+
+def _logger(config: TrainConfig, folder: Path) -> Any:
+    """Where curves are written."""
+    from lightning.pytorch import loggers
+
+    with needs_extra(f"--run.logger {config.run.logger}"):
+        if config.run.logger in ("wandb", "mlflow"):
+            import_module(config.run.logger)  # Lightning's own error names no package
+        if config.run.logger == "wandb":
+            return loggers.WandbLogger(name=folder.name, save_dir=folder, project="mcvae")
+        if config.run.logger == "mlflow":
+            return loggers.MLFlowLogger("mcvae", run_name=folder.name, tracking_uri=f"file:{folder / 'mlflow'}")
+    if config.run.logger == "csv":
+        return loggers.CSVLogger(folder, name="", version="curves")
+    return TensorBoardLogger(folder, name="", version="tensorboard")
 
 
 def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunFolder) -> None:
@@ -312,11 +401,12 @@ def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunF
         raise SystemExit(130)
 
 
-def _conclude(parts: _Parts, config: TrainConfig, images: Images, home: RunFolder) -> None:
+def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolder) -> None:
     """Write the result, if training has reached its end."""
     rows, place = parts.metrics.rows, home.place
     reached = rows[-1]["epoch"] if rows else 0
-    if reached < config.run.epochs:
+    stopped = any(isinstance(c, EarlyStopping) and c.stopped_epoch for c in _callbacks(parts.trainer))
+    if reached < config.run.epochs and not stopped:
         again = f"mcvae train --resume {shlex.quote(place)}"
         print(f"{place}: stopped after epoch {reached} of {config.run.epochs}. Continue: {again}")
         return
@@ -324,12 +414,31 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Images, home: RunFolde
         _give_up(parts, config, home, f"no step of epoch {reached} had a finite loss and gradient: all were skipped.")
     if rows[-1]["val_bound"] != rows[-1]["val_bound"]:  # NaN: the weights are ruined; one bad chain would give -inf
         _give_up(parts, config, home, "the bound of validation images cannot be evaluated any more.")
+    _choose_weights(parts, config, home)
     parts.model.float()  # whatever --trainer.precision was
-    save_model(home.path, parts.model, parts.objective, config, images.shape)
+    save_model(home.path, parts.model, parts.objective, config, images)
     paths = parts.pictures.draw(parts.model)
     write_result(home.path, _result(parts, config, pictures=[str(path.relative_to(home.path)) for path in paths]))
     home.push()
     print(f"{place}: trained. Next: mcvae evaluate {shlex.quote(place)}")
+
+
+def _callbacks(trainer: Trainer) -> list[Any]:
+    return list(trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def _choose_weights(parts: _Parts, config: TrainConfig, home: RunFolder) -> None:
+    """Those of the best epoch, or averaged ones, if the configuration says so."""
+    path = home.path / "checkpoints" / "best.ckpt"
+    averages = [c for c in _callbacks(parts.trainer) if isinstance(c, AveragedWeights)]
+    if (config.run.keep == "best" or config.run.patience) and path.exists():
+        checkpoint = AtomicCheckpoints().load_checkpoint(path, map_location="cpu")
+        _load(parts.module, checkpoint["state_dict"], path)
+        for average in averages:
+            average.load_state_dict(checkpoint["callbacks"][average.state_key])
+        print(f"{home.place}: the weights are those after epoch {checkpoint['epoch'] + 1}, the best.")
+    for average in averages:
+        average.put(parts.module)
 
 
 def _give_up(parts: _Parts, config: TrainConfig, home: RunFolder, reason: str) -> None:
@@ -345,7 +454,7 @@ def _give_up(parts: _Parts, config: TrainConfig, home: RunFolder, reason: str) -
 def _result(parts: _Parts, config: TrainConfig, **more: Any) -> RunResult:
     rows = parts.metrics.rows
     return RunResult(
-        data=config.data.name,
+        data=data_label(config.data.name),
         transform=config.data.transform,
         likelihood=config.model.likelihood,
         batch_size=config.data.batch_size,

@@ -1,69 +1,26 @@
-"""Likelihoods p(x | z): what the output of a decoder network means."""
+"""8-bit pixels as levels of a discretised logistic distribution."""
 
-import math
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Distribution, Independent, Normal, constraints
+from torch.distributions import Distribution, Independent, constraints
 
-__all__ = ["BernoulliLikelihood", "DiscretizedLogistic", "GaussianLikelihood", "Likelihood", "LogisticLikelihood"]
+from mcvae.models.likelihoods.interface import Datum, Likelihood
 
-
-class Likelihood(nn.Module, ABC):
-    """Turns the output of a network `[N, channels_per_channel * C, H, W]` into a distribution over images."""
-
-    channels_per_channel: int = 1
-    """Network outputs per channel of data."""
-
-    @abstractmethod
-    def forward(self, output: Tensor) -> Distribution:
-        """Distribution with batch `[N]` and event `[C, H, W]`."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Distribution:
-        """Call `forward`."""
-        distribution: Distribution = super().__call__(*args, **kwargs)
-        return distribution
-
-
-class BernoulliLikelihood(Likelihood):
-    """Binary pixels with logits from the network: the paper's choice for MNIST."""
-
-    def forward(self, output: Tensor) -> Distribution:
-        """See `Likelihood`."""
-        return Independent(Bernoulli(logits=output, validate_args=False), 3)
-
-
-class GaussianLikelihood(Likelihood):
-    """Real pixels, N(sigmoid(output), σ²): the paper's choice for colour, with σ = 1.
-
-    Args:
-        sigma: σ, or where it starts.
-        learned: whether σ is learned. A density that can be learned without limit needs dequantised data.
-    """
-
-    def __init__(self, sigma: float = 1.0, *, learned: bool = False):
-        super().__init__()
-        if sigma <= 0:
-            raise ValueError(f"sigma must be positive, got {sigma}.")
-        self.log_sigma = nn.Parameter(torch.tensor(math.log(sigma)), requires_grad=learned)
-
-    def forward(self, output: Tensor) -> Distribution:
-        """See `Likelihood`."""
-        mean = output.sigmoid()
-        return Independent(Normal(mean, self.log_sigma.exp().expand_as(mean), validate_args=False), 3)
+__all__ = ["DiscretizedLogistic", "LogisticLikelihood", "logistic"]
 
 
 class LogisticLikelihood(Likelihood):
-    """8-bit pixels: a logistic distribution integrated over each of the 256 levels (Salimans et al., 2017)."""
+    """8-bit pixels, scaled to [0, 1]: a logistic distribution integrated over each level (Salimans et al., 2017)."""
 
     channels_per_channel = 2
 
     def forward(self, output: Tensor) -> Distribution:
         """See `Likelihood`."""
         location, log_scale = output.chunk(2, 1)
-        return Independent(DiscretizedLogistic(location.sigmoid(), (log_scale - 3).clamp(min=-7)), 3)
+        levels = DiscretizedLogistic(location.sigmoid(), (log_scale - 3).clamp(min=-7))
+        return Independent(levels, output.dim() - 1)
 
 
 class DiscretizedLogistic(Distribution):
@@ -109,3 +66,8 @@ class DiscretizedLogistic(Distribution):
             noise = torch.rand(shape, dtype=self.location.dtype, device=self.location.device)
             raw = self.location + self.log_scale.exp() * noise.logit(eps=1e-7)
             return (raw.clamp(0, 1) * 255).round() / 255
+
+
+def logistic(datum: Datum, sigma: float) -> LogisticLikelihood:
+    """For pixels; σ has no meaning here."""
+    return LogisticLikelihood()

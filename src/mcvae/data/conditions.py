@@ -1,0 +1,96 @@
+"""What a model is conditioned on: labels as indicators, covariates standardised; the coding is kept with a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcvae.data.raw import Array
+from mcvae.data.splits import DataError
+
+__all__ = ["Coding", "code", "codings_of", "plain", "read_codings"]
+
+_MOST_LABELS = 100
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How one label or covariate becomes numbers.
+
+    Args:
+        name: of the column, array or folder.
+        labels: those seen in training, each with an indicator of its own; empty for a covariate.
+        mean: of a covariate.
+        scale: of a covariate.
+    """
+
+    name: str
+    labels: tuple[str, ...] = ()
+    mean: float = 0.0
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, name: str, values: Array) -> "Coding":
+        """Words and few whole numbers are labels; other numbers are covariates.
+
+        >>> Coding.of("batch", np.array(["b", "a", "b"])).labels
+        ('a', 'b')
+        >>> Coding.of("age", np.array([20.5, 40.5])).mean
+        30.5
+        """
+        whole = values.dtype.kind in "biu" or (values.dtype.kind == "f" and bool((values == np.floor(values)).all()))
+        words = np.unique(_words(values))
+        if values.dtype.kind in "US" or (whole and len(words) <= 20):
+            if len(words) > _MOST_LABELS:
+                raise DataError(f"{name!r} has {len(words)} different labels to condition on; at most {_MOST_LABELS}.")
+            return cls(name, tuple(words.tolist()))
+        if not np.isfinite(values).all():
+            raise DataError(f"{name!r} to condition on has values that are not finite numbers.")
+        return cls(name, (), float(values.mean()), float(values.std()) or 1.0)
+
+    @property
+    def size(self) -> int:
+        """Numbers that it becomes."""
+        return len(self.labels) or 1
+
+    def __call__(self, values: Array, place: Callable[[int], str]) -> Tensor:
+        """`[N]` as numbers `[N, size]`; a label that was not seen in training is named with its row."""
+        if not self.labels:
+            return ((torch.from_numpy(values.astype(np.float64)) - self.mean) / self.scale).float().unsqueeze(1)
+        words = _words(values)
+        unknown = ~np.isin(words, self.labels)
+        if unknown.any():
+            row = int(np.argmax(unknown))
+            known = ", ".join(self.labels[:20])
+            raise DataError(f"{place(row)}: {self.name} is {words[row]!r}; the training data have only {known}.")
+        return torch.from_numpy(words[:, None] == np.array(self.labels)[None]).float()
+
+
+def _words(values: Array) -> Array:
+    """As text, whole numbers without a fraction: 3 and 3.0 are one label."""
+    if values.dtype.kind == "f" and bool((values == np.floor(values)).all()):
+        values = values.astype(np.int64)
+    return values.astype(str)
+
+
+def codings_of(conditions: Mapping[str, Array]) -> list[Coding]:
+    """The codings of training data."""
+    return [Coding.of(name, values) for name, values in conditions.items()]
+
+
+def code(codings: Sequence[Coding], conditions: Mapping[str, Array], place: Callable[[int], str]) -> Tensor:
+    """All conditions of some rows side by side, `[N, C]`."""
+    return torch.cat([coding(conditions[coding.name], place) for coding in codings], 1)
+
+
+def plain(codings: Sequence[Coding]) -> list[dict[str, Any]]:
+    """For a JSON file."""
+    return [asdict(coding) for coding in codings]
+
+
+def read_codings(content: Sequence[Mapping[str, Any]]) -> list[Coding]:
+    """From a JSON file."""
+    return [Coding(str(c["name"]), tuple(map(str, c["labels"])), float(c["mean"]), float(c["scale"])) for c in content]

@@ -1,0 +1,41 @@
+"""What every likelihood owes a decoder, and what it may know about the data."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+__all__ = ["Datum", "Likelihood"]
+
+
+class Datum(NamedTuple):
+    """What one datum is: all that networks and likelihoods need to know about the data."""
+
+    shape: tuple[int, ...]
+    """(C, H, W) of an image, (P,) of a row of a table."""
+    kind: str = "pixels"
+    """"pixels", "counts" or "real"."""
+    levels: int = 256
+    """One more than the largest whole number; 0 for real data."""
+    conditions: int = 0
+    """Numbers that the model is conditioned on."""
+
+
+class Likelihood(nn.Module, ABC):
+    """Turns the output of a network, `[N, channels_per_channel * C, ...]`, into a distribution over data `[C, ...]`."""
+
+    channels_per_channel: int = 1
+    """Network outputs per channel of an image, or per column of a table."""
+
+    def start(self, data: Tensor) -> None:
+        """Take from training data `[N, ...]` where to start, such as the mean of every count. Nothing by default."""
+
+    @abstractmethod
+    def forward(self, output: Tensor) -> Distribution:
+        """Distribution with batch `[N]` and the event shape of one datum."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Distribution:
+        """Call `forward`."""
+        distribution: Distribution = super().__call__(*args, **kwargs)
+        return distribution

@@ -1,0 +1,184 @@
+"""Training as people expect it: optimisers, schedules, stopping, averaging, loggers, networks of one's own."""
+
+import csv
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Independent, Normal
+
+import mcvae
+from mcvae.cli import main
+from mcvae.models import build_model
+from mcvae.runs.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from mcvae.runs.method import MethodConfig
+from mcvae.runs.plain import RunError
+from mcvae.training.loading import load_run
+from mcvae.training.module import OPTIMIZERS, VariationalTraining
+from mcvae.training.run import train
+
+
+@pytest.fixture(autouse=True)
+def _single_precision():
+    torch.set_default_dtype(torch.float32)
+
+
+def training(**options) -> VariationalTraining:
+    model = build_model((4,), 2, kind="real", network="mlp", likelihood="gaussian")
+    return VariationalTraining(model, model.objective("vae"), OptimizerConfig(**options), epochs=10)
+
+
+def rates(epochs=10, **options) -> list[float]:
+    parts = training(**options).configure_optimizers()
+    found = []
+    for _ in range(epochs):
+        found.append(parts["optimizer"].param_groups[0]["lr"])
+        parts["optimizer"].step()
+        parts["lr_scheduler"].step()
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimiser_can_be_chosen(name):
+    found = training(name=name).configure_optimizers()["optimizer"]
+    assert type(found).__name__.lower() == name
+
+
+def test_settings_of_an_optimiser_are_its_own():
+    group = training(name="sgd", settings={"momentum": 0.5, "nesterov": True}).configure_optimizers()["optimizer"]
+    assert (group.param_groups[0]["momentum"], group.param_groups[0]["nesterov"]) == (0.5, True)
+    with pytest.raises(ValueError, match="--optimizer.settings do not suit adam: .*momentum"):
+        training(name="adam", settings={"momentum": 0.5}).configure_optimizers()
+
+
+def test_schedules_are_what_they_are_called():
+    assert rates(schedule="constant") == [1e-3] * 10
+    assert rates() == pytest.approx([1e-3] * 6 + [3e-4] * 3 + [9e-5])  # as before
+    cosine = rates(schedule="cosine")
+    assert cosine == pytest.approx([5e-4 * (1 + math.cos(math.pi * epoch / 10)) for epoch in range(10)])
+    warm = rates(schedule="constant", warmup=4)
+    assert warm == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4] + [1e-3] * 6)
+
+
+def test_a_weight_of_the_kl_divergence_gives_the_bound_of_the_beta_vae():
+    model = build_model((4,), 2, kind="real", network="mlp", likelihood="gaussian")
+    x, beta = torch.randn(6, 4), 0.25
+    torch.manual_seed(0)
+    bound = beta * model.objective("vae")(model.bridge(x, kl_weight=beta)).bound
+    torch.manual_seed(0)
+    z = model.encoder(x).rsample((1,))
+    q = model.encoder(x).log_prob(z)
+    prior = model.prior_like(z).log_prob(z)
+    expected = model.decoder(z[0]).log_prob(x) + beta * (prior - q)[0]
+    assert torch.allclose(bound.float(), expected, atol=1e-4)
+    assert not torch.allclose(model.objective("vae")(model.bridge(x)).bound.float(), expected, atol=1e-2)
+
+
+def configuration(folder, optimizer=None, data=None, **run) -> TrainConfig:
+    return TrainConfig(
+        data=data or DataConfig("digits", limit=100, batch_size=50),
+        model=ModelConfig(latent_dim=2),
+        method=MethodConfig("vae"),
+        optimizer=optimizer or OptimizerConfig(),
+        run=RunConfig(folder=str(folder), **run),
+        trainer={"logger": False},
+    )
+
+
+@pytest.mark.slow
+def test_training_stops_when_validation_does_not_improve_and_keeps_the_best(tmp_path, capsys):
+    """With a learning rate of 0.1 the first epochs are as good as it gets."""
+    config = configuration(tmp_path / "run", OptimizerConfig(learning_rate=0.1), epochs=40, patience=2)
+    run = train(config)
+    with open(run / "metrics.csv") as file:
+        bounds = [float(row["val_bound"]) for row in csv.DictReader(file)]
+    assert len(bounds) < 40
+    best = max(range(len(bounds)), key=bounds.__getitem__)
+    assert len(bounds) == best + 1 + 2
+    assert f"after epoch {best + 1}, the best" in capsys.readouterr().out
+    assert json.loads((run / "result.json").read_text())["status"] == "finished"
+    state = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
+    weights = load_run(run)[0].state_dict()
+    assert all(torch.equal(state[f"model.{name}"], value) for name, value in weights.items())
+
+
+@pytest.mark.slow
+def test_averaged_weights_are_saved_and_validated(tmp_path):
+    runs = {
+        name: train(configuration(tmp_path / name, OptimizerConfig(learning_rate=0.02, average=decay), epochs=3))
+        for name, decay in {"plain": 0.0, "averaged": 0.9}.items()
+    }
+    plain, averaged = (load_run(run)[0].state_dict() for run in runs.values())
+    last = torch.load(runs["averaged"] / "checkpoints" / "last.ckpt", weights_only=True)
+    for name, value in plain.items():  # training itself is the same
+        assert torch.equal(last["state_dict"][f"model.{name}"], value)
+    assert any(not torch.equal(plain[name], averaged[name]) for name in plain)
+    rows = [list(csv.DictReader((run / "metrics.csv").read_text().splitlines())) for run in runs.values()]
+    assert rows[0][-1]["val_bound"] != rows[1][-1]["val_bound"]
+    assert rows[0][-1]["train_bound"] == rows[1][-1]["train_bound"]
+
+
+@pytest.mark.slow
+def test_an_optimiser_and_warm_up_work_from_the_command_line(tmp_path):
+    options = ["--optimizer.name", "adamw", "--optimizer.settings", "{weight_decay: 0.1}"]
+    options += ["--optimizer.schedule", "cosine", "--optimizer.kl_warmup", "1", "--run.logger", "csv"]
+    run = tmp_path / "run"
+    where = ["--data.limit", "60", "--run.epochs", "2", "--run.folder", str(run), "--method", "l-mcvae-k2"]
+    assert main(["train", *where, *options, "--model.prior", "mixture"]) == 0
+    assert list(run.glob("curves/*.csv"))
+    assert mcvae.load(run).prior is not None
+    trial = tmp_path / "trial"
+    arguments = ["--run.folder", str(trial), "--trainer.fast_dev_run", "true", *options]
+    assert main(["train", "--data.limit", "60", *arguments]) == 0
+    assert not trial.exists()
+
+
+def test_a_logger_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    import sys
+
+    from mcvae._extras import MissingExtraError
+    from mcvae.training.run import _logger
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingExtraError, match="--run.logger wandb needs the extra 'wandb'"):
+        _logger(configuration(tmp_path, logger="wandb"), tmp_path)
+
+
+class OwnEncoder(nn.Module):
+    def __init__(self, shape, latent_dim):
+        super().__init__()
+        self.linear = nn.Linear(math.prod(shape), latent_dim)
+
+    def forward(self, x):
+        location = self.linear(x.flatten(1))
+        return Independent(Normal(location, torch.ones_like(location)), 1)
+
+
+class OwnDecoder(nn.Module):
+    def __init__(self, shape, inputs):
+        super().__init__()
+        self.linear, self.shape = nn.Linear(inputs, math.prod(shape)), shape
+
+    def forward(self, z):
+        return self.linear(z).reshape(len(z), *self.shape)
+
+
+@pytest.mark.slow
+def test_networks_of_ones_own_are_imported_for_a_person_and_never_for_a_folder(tmp_path, monkeypatch, capsys):
+    paths = {part: f"{__name__}:Own{part.title()}" for part in ("encoder", "decoder")}
+    run = tmp_path / "run"
+    chosen = [word for part, path in paths.items() for word in (f"--model.{part}", path)]
+    where = ["--data.limit", "60", "--run.epochs", "1", "--run.folder", str(run), "--method", "vae"]
+    assert main(["train", *where, *chosen, "--trainer.logger", "false"]) == 0
+    with pytest.raises(RunError, match="nothing that a folder names is imported.*MCVAE_NETWORKS"):
+        mcvae.load(run)
+    assert main(["evaluate", str(run), "--limit", "4"]) == 1
+    assert "MCVAE_NETWORKS" in capsys.readouterr().err
+    monkeypatch.setenv("MCVAE_NETWORKS", ",".join(paths.values()))
+    model = mcvae.load(run)
+    assert isinstance(model.encoder.network, OwnEncoder)
+    assert isinstance(model.decoder.network, OwnDecoder)
+    with pytest.raises(ValueError, match="'no_such:Thing' cannot be imported.*module:Class"):
+        train(TrainConfig(model=ModelConfig(encoder="no_such:Thing"), run=RunConfig(folder=str(tmp_path / "no"))))
