@@ -10,8 +10,7 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import mcvae
-from mcvae.core.annealing import anneal, anneal_hopefully
-from mcvae.core.bridge import State
+from mcvae.core import bridge as bridge_module, estimator as estimator_module
 from mcvae.core.scores import value_and_score
 from mcvae.models import UpsampledConv2d
 from mcvae.models.networks import conv_decoder
@@ -78,29 +77,43 @@ def smooth(z):
     return -0.5 * z.square().sum(-1)
 
 
-@pytest.mark.parametrize("kernel", [mcvae.ula(), mcvae.mala(), mcvae.hmc(2), mcvae.underdamped()], ids=str)
-@pytest.mark.parametrize("own", [True, False], ids=["generator", "global stream"])
-def test_looking_once_per_chain_finds_what_looking_at_every_state_finds(kernel, own):
-    results, evaluations = [], []
-    for run in (anneal, anneal_hopefully):
-        count = 0
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Chains as on a device where looking at values means waiting for it."""
+    for module in (bridge_module, estimator_module):
+        monkeypatch.setattr(module, "looking_is_free", lambda device: False)
 
-        def density(z):
-            nonlocal count
-            count += 1
+
+KERNELS = {"ula": mcvae.ula, "mala": mcvae.mala, "hmc": lambda: mcvae.hmc(2), "underdamped": mcvae.underdamped}
+
+
+def chains(kernel, density, source):
+    """Weights, gradient in the location of q, and failures of chains that meet a wall."""
+    location = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
+    initial = Independent(Normal(location, 0.3 * torch.ones(4, 2, dtype=torch.float64)), 1)
+    objective = mcvae.AnnealedEstimator(kernel, mcvae.FixedSchedule([0.3, 0.6]), mcvae.FixedStepSizes(2, 0.8))
+    trajectory = objective.run(mcvae.Bridge(initial, density), 30, generator=source)
+    finite = trajectory.log_weight.isfinite()
+    loss = torch.where(finite, trajectory.log_weight, 0.0).sum() + trajectory.log_accept.sum()
+    return trajectory.log_weight, *torch.autograd.grad(loss, location), trajectory.nonfinite
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("own", [True, False], ids=["generator", "global stream"])
+def test_looking_once_per_chain_finds_what_looking_at_every_state_finds(name, own, request):
+    results, evaluations = [], []
+    for once in (False, True):
+        if once:
+            request.getfixturevalue("accelerator")
+        calls = []
+
+        def density(z, calls=calls):
+            calls.append(z)
             return cliff(z)
 
         torch.manual_seed(1)
-        source = generator(1) if own else None
-        location = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
-        initial = Independent(Normal(location, 0.3 * torch.ones(4, 2, dtype=torch.float64)), 1)
-        bridge = mcvae.Bridge(initial, density)
-        state = State(bridge.sample(30, generator=source))
-        trajectory = run(bridge, state, kernel, torch.tensor([0.3, 0.6]), torch.tensor([0.8, 0.8]), generator=source)
-        finite = trajectory.log_weight.isfinite()
-        loss = torch.where(finite, trajectory.log_weight, 0.0).sum() + trajectory.log_accept.sum()
-        results.append((trajectory.log_weight, *torch.autograd.grad(loss, location), trajectory.nonfinite))
-        evaluations.append(count)
+        results.append(chains(KERNELS[name](), density, generator(1) if own else None))
+        evaluations.append(len(calls))
     for careful, hopeful in zip(*results, strict=True):
         torch.testing.assert_close(careful, hopeful, rtol=0, atol=0)
     assert results[0][2].any(), "no proposal failed: the test shows nothing"
@@ -108,19 +121,23 @@ def test_looking_once_per_chain_finds_what_looking_at_every_state_finds(kernel, 
     assert evaluations[1] > evaluations[0]  # the chain was run again
 
 
-@pytest.mark.parametrize(("run", "per_state"), [(anneal, 1), (anneal_hopefully, 0)])
-def test_how_often_a_chain_waits_for_the_device(run, per_state, monkeypatch):
+@pytest.mark.usefixtures("accelerator")
+def test_how_often_a_chain_waits_for_the_device(monkeypatch):
+    """Not once per state: looks of Python at tensors do not grow with K."""
     looks = []
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: looks.append(1) or tensor.item() != 0)
+    for name in ("__bool__", "item", "__float__"):
+        original = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda tensor, f=original: looks.append(1) or f(tensor))
     initial = Independent(Normal(torch.zeros(4, 2, requires_grad=True), torch.ones(4, 2)), 1)
     waits = []
     for k in (3, 8):
         looks.clear()
-        bridge = mcvae.Bridge(initial, smooth)
-        state = State(bridge.sample(3, generator=generator(1)))
-        run(bridge, state, mcvae.mala(), torch.linspace(0.1, 0.9, k), torch.full((k,), 0.1), generator=generator(2))
+        objective = mcvae.AnnealedEstimator(
+            mcvae.mala(), mcvae.LinearSchedule(k, interior=True), mcvae.FixedStepSizes(k, 0.1)
+        )
+        objective.run(mcvae.Bridge(initial, smooth), 3, generator=generator(1))
         waits.append(len(looks))
-    assert (waits[1] - waits[0]) / 5 == per_state
+    assert waits[1] == waits[0] > 0
 
 
 CHURN = """

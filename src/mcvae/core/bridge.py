@@ -185,7 +185,7 @@ class Bridge:
     def _evaluate(self, z: Tensor, with_score: bool, fallback: Tensor | None) -> Point:
         largest = torch.finfo(z.dtype).max
         near, moderate = largest**0.25, largest**0.5  # beyond, a quartic log density or a square overflows
-        looks = self.guarded or (z.device.type == "cpu" and not torch.compiler.is_compiling())
+        looks = self.guarded or looking_is_free(z.device)
         inside = None
         refuge = torch.zeros_like(z) if fallback is None else fallback.detach()
         if not looks or not _largest(z) <= near:  # also where it is NaN
@@ -269,6 +269,11 @@ class Bridge:
         _, weight_q, weight_p = self.path(log_q, log_p, _scalar(beta, log_p))
         dtype = point.score_p.dtype
         return weight_q.to(dtype) * point.score_q + weight_p.to(dtype) * point.score_p
+
+
+def looking_is_free(device: torch.device) -> bool:
+    """Whether Python may look at values without waiting: on a CPU, unless a compiler is tracing."""
+    return device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 _NOTHING = 1e30

@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 
 from mcvae.core.annealing import StepRecord, Trajectory, anneal
 from mcvae.core.bounds import Bound, elbo
-from mcvae.core.bridge import Bridge, State, check_start
+from mcvae.core.bridge import Bridge, State, check_start, looking_is_free
 from mcvae.core.compiled import CompiledChain
 from mcvae.core.gradients import ControlVariate, Gradient, check_gradient, reparameterised, stopped, surrogate
 from mcvae.core.kernels import Kernel
@@ -131,7 +131,7 @@ class AnnealedEstimator(nn.Module):
         """
         number = self.num_samples if num_samples is None else num_samples
         z = bridge.draw(number, generator=generator)
-        hopeful = z.device.type != "cpu" and torch.is_grad_enabled() and not bridge.guarded
+        hopeful = not looking_is_free(z.device) and torch.is_grad_enabled() and not bridge.guarded
         if self.compiled is None and not hopeful:
             return self._anneal(bridge, self._start(bridge, z), generator)
         rewind = rewinder(generator, z.device)
