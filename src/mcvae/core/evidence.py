@@ -3,8 +3,6 @@
 A pilot tunes and returns a frozen estimator; its chains are run; the evidence is the diagnosis of their weights.
 """
 
-from collections import Counter
-from collections.abc import Callable
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
@@ -15,17 +13,20 @@ from torch.distributions import Distribution
 from mcvae.core.annealing import Trajectory
 from mcvae.core.bounds import iwae
 from mcvae.core.bridge import Bridge, State, Step
+from mcvae.core.checks import Checks, check
 from mcvae.core.diagnostics import effective_sample_size, pareto_k, standard_error
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.core.kernels import Kernel, hmc
+from mcvae.core.kernels import Kernel
 from mcvae.core.paths import GeometricPath, Path
+from mcvae.core.pilot import Pilot, pilot
 from mcvae.core.resampling import Resampling, systematic
-from mcvae.core.schedules import FixedSchedule, Schedule
+from mcvae.core.schedules import Schedule
 from mcvae.core.scores import LogDensity
-from mcvae.core.step_sizes import FixedStepSizes, StepSizes
-from mcvae.core.tuning import Spacing, Tuning, spaced, tune
+from mcvae.core.starts import Frame
+from mcvae.core.tuning import Spacing, Tuning
+from mcvae.core.verdict import verdict
 
-__all__ = ["Evidence", "Pilot", "Sandwich", "diagnose", "estimate_log_evidence", "pilot", "sandwich_log_evidence"]
+__all__ = ["Evidence", "Sandwich", "diagnose", "diagnose_sandwich", "estimate_log_evidence", "sandwich_log_evidence"]
 
 
 class Evidence(NamedTuple):
@@ -59,6 +60,10 @@ class Evidence(NamedTuple):
     """What the pilot found; hand it to `tuning=` to use it again."""
     tolerance: float
     """How far, in nats, `moved` may be from 0 in a converged estimate."""
+    resolution: Tensor
+    """Rounding of the log density at the end states, in nats, `[B]`."""
+    checks: Checks | None = None
+    """What independent witnesses found; None if they were not asked."""
 
     @property
     def num_steps(self) -> int:
@@ -72,8 +77,17 @@ class Evidence(NamedTuple):
 
     @property
     def step_sizes(self) -> Tensor:
-        """The step sizes used: what was given, or `[K, B, D]`."""
-        return self.estimator.step_sizes(self.bridge.initial).detach()
+        """The step sizes used: what was given, or `[K, B, D]`, in the coordinates of `frame`."""
+        return self.estimator.step_sizes(self._run_bridge.initial).detach()
+
+    @property
+    def frame(self) -> Frame | None:
+        """Coordinates in which the chains ran, if the pilot found a better start; else those of the latents."""
+        return None if self.tuning is None else self.tuning.frame
+
+    @property
+    def _run_bridge(self) -> Bridge:
+        return self.bridge if self.frame is None else self.frame.bridge(self.bridge)
 
     def posterior(self, num_samples: int, *, num_moves: int = 10, generator: Generator | None = None) -> Tensor:
         """Equally weighted samples of the posterior, `[N, B, D]`.
@@ -97,17 +111,27 @@ class Evidence(NamedTuple):
         if not self.num_steps or not kernels[-1].accepts or not num_moves:
             return z
         one, step_size = self.temperatures.new_ones(()), self.step_sizes[-1].to(z)
+        bridge, frame = self._run_bridge, self.frame
+        z = z if frame is None else frame.from_latents(z)
         with torch.no_grad():
-            state = State(self.bridge.evaluate(z, with_score=bool(kernels[-1].uses_score)))
+            state = State(bridge.evaluate(z, with_score=bool(kernels[-1].uses_score)))
             for _ in range(num_moves):
                 step = Step(self.num_steps, self.num_steps, one, one, step_size)
-                state = kernels[-1](self.bridge, state, step, generator=generator).state
-        return state.point.z
+                state = kernels[-1](bridge, state, step, generator=generator).state
+        return state.point.z if frame is None else frame.to_latents(state.point.z)
+
+    @property
+    def confirmed(self) -> Tensor:
+        """Whether independent evidence was asked for, and precise enough to agree or not, `[B]`, bool."""
+        if self.checks is None:
+            return torch.zeros_like(self.log_evidence, dtype=torch.bool)
+        return self.checks.standard_error <= 3 * self.tolerance
 
     @property
     def converged(self) -> Tensor:
-        """Whether nothing speaks against the estimate of a datum, `[B]`, bool."""
-        return torch.tensor([not found for found in self.doubts()], device=self.log_evidence.device)
+        """Whether nothing speaks against the estimate of a datum, and independent evidence for it, `[B]`, bool."""
+        sound = torch.tensor([not found for found in self.doubts()], device=self.log_evidence.device)
+        return sound & self.confirmed
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Interval for log p(x) from the spread of the chains, `[B]` each. Believe it only if `converged`."""
@@ -118,44 +142,38 @@ class Evidence(NamedTuple):
         """For every datum, the names of what speaks against its estimate: keys of `ADVICE`."""
         num_samples = len(self.log_weights)
         noise = 2.8 * self.standard_error  # twice the error of a difference
+        share = self.ess / num_samples
         failing = {
-            "moving": self.moved.abs() > self.tolerance + noise,
-            "tail": (self.pareto_k > 0.7) & (self.ess < 0.5 * num_samples),  # of few chains k alone is noise
-            "few": self.ess < max(2.0, 0.1 * num_samples),
-            "noisy": ~(self.standard_error <= 2 * self.tolerance),
-            "stuck": self.acceptance < 0.375 * self.estimator.target_acceptance,
-            "broken": self.num_nonfinite > 0.01 * num_samples,
             "empty": ~self.log_evidence.isfinite(),
+            "broken": self.num_nonfinite > 0.01 * num_samples,
+            "coarse": self.resolution > self.tolerance,
+            "stuck": self.acceptance < 0.375 * self.estimator.target_acceptance,
+            "unfinished": torch.full_like(share, self.tuning is not None and self.tuning.reached < 1, dtype=torch.bool),
+            **self._contradictions(),
+            "moving": self.moved.abs() > self.tolerance + noise,
+            "few": self.ess < max(2.0, 0.1 * num_samples),
+            "tail": self.pareto_k > torch.where(share < 0.5, 0.7, 1.0),  # of nearly equal weights k is mostly noise
+            "noisy": ~(self.standard_error <= 2 * self.tolerance),
         }
         flags = torch.stack(list(failing.values()), 1).tolist()
         return [tuple(name for name, flag in zip(failing, row, strict=True) if flag) for row in flags]
 
+    def _contradictions(self) -> dict[str, Tensor]:
+        """What independent witnesses say against the estimate, `[B]` each."""
+        if self.checks is None:
+            return {}
+        gap = (self.log_evidence - self.checks.log_evidence).abs()
+        error = (self.standard_error.square() + self.checks.standard_error.square()).sqrt()
+        return {
+            "elsewhere": self.checks.strays > 0,
+            "hidden": self.checks.hidden > 0.15,
+            "disagreeing": gap > 3 * error + 0.5 * self.tolerance,
+            "drifting": self.checks.drift > 5,
+        }
+
     def verdict(self) -> str:
-        """One sentence for all data: converged, or why not and what to do."""
-        return verdict(self.doubts())
-
-
-ADVICE = {
-    "moving": "it still moved by more than the tolerance when temperatures were doubled: raise max_steps",
-    "tail": "its weights have a heavy tail (k > 0.7): use more temperatures",
-    "few": "fewer than a tenth of its chains carry the weight: use more temperatures",
-    "noisy": "its standard error exceeds twice the tolerance: use more chains, or more temperatures",
-    "stuck": "its chains hardly move (acceptance far below the target): let the pilot choose the step sizes, or give "
-    "smaller ones",
-    "broken": "more than 1 % of its chains met a density that could not be evaluated: check the model's numerics",
-    "empty": "no chain ended where the density is positive: start from a wider distribution",
-}
-"""What can speak against an estimate, and what helps."""
-
-
-def verdict(doubts: list[tuple[str, ...]]) -> str:
-    """One sentence over the `doubts` of many data."""
-    unsure = sum(bool(found) for found in doubts)
-    if not unsure:
-        return "converged"
-    counted = Counter(name for found in doubts for name in found).most_common(3)
-    share = f"{unsure} of {len(doubts)}: " if len(doubts) > 1 else ""
-    return f"not converged, because ({share}" + "; ".join(f"{ADVICE[name]} [{n}]" for name, n in counted) + ")"
+        """One sentence for all data: converged, no contradiction found, or not converged, why and what to do."""
+        return verdict(self.doubts(), self.confirmed.tolist())
 
 
 class Sandwich(NamedTuple):
@@ -170,17 +188,6 @@ class Sandwich(NamedTuple):
     reverse: Evidence
     """The reversed chains: an estimate of log 1/p(x). Standard error, ESS and k̂ are NaN if all chains of a datum
     started from one posterior sample: they are not independent."""
-
-
-class Pilot(NamedTuple):
-    """What pilot chains decided; from here on nothing is tuned."""
-
-    estimator: AnnealedEstimator
-    """Frozen."""
-    tuning: Tuning | None
-    """What the pilot found; None if step sizes and temperatures were given."""
-    moved: Tensor
-    """By how much the estimate rose when the number of temperatures was last doubled, `[B]`; NaN if it was given."""
 
 
 def estimate_log_evidence(
@@ -198,12 +205,14 @@ def estimate_log_evidence(
     path: Path | None = None,
     context: Tensor | None = None,
     resample: Resampling | float | None = None,
+    check: bool = True,
     generator: Generator | None = None,
 ) -> Evidence:
     """Estimate log ∫ exp(log_joint(z)) dz by annealed importance sampling: pilot, freeze, run.
 
-    Pilot chains find the step sizes and the temperatures, further ones their number; then everything is frozen, and
-    fresh chains are weighted. `Evidence.verdict()` says whether to believe the result.
+    Pilot chains find the start, the step sizes and the temperatures, further ones their number; then everything is
+    frozen, and fresh chains are weighted. Others, from other starts, look for what these may have missed.
+    `Evidence.verdict()` says whether to believe the result.
 
     Args:
         log_joint: unnormalised log density, `[S, B, D] -> [S, B]`.
@@ -224,6 +233,7 @@ def estimate_log_evidence(
         context: what amortised kernels look at, `[B, C]`.
         resample: `Resampling(...)`, or a threshold for its default: chains of little weight are replaced by copies of
             others on the way (an SMC sampler), and the error comes from independent islands of chains.
+        check: ask independent witnesses, without which nothing is called converged; see `Evidence.checks`.
         generator: source of all randomness.
 
     >>> from torch.distributions import Independent, Normal
@@ -245,10 +255,12 @@ def estimate_log_evidence(
             tuning=tuning,
             tolerance=tolerance,
             max_steps=max_steps,
+            fit=num_steps == "auto",
             resample=resample,
             generator=generator,
         )
-        return diagnose(bridge, found, tolerance=tolerance, generator=generator)
+        evidence = diagnose(bridge, found, tolerance=tolerance, generator=generator)
+        return with_checks(evidence, generator=generator) if check else evidence
 
 
 def sandwich_log_evidence(
@@ -304,114 +316,6 @@ def sandwich_log_evidence(
         return diagnose_sandwich(bridge, found, posterior_sample, tolerance=tolerance, generator=generator)
 
 
-def pilot(
-    bridge: Bridge,
-    *,
-    kernel: Kernel | None = None,
-    num_steps: int | Literal["auto"] = "auto",
-    num_samples: int = 64,
-    step_size: float | Tensor | Literal["pilot"] = "pilot",
-    schedule: Schedule | Spacing | None = None,
-    tuning: Tuning | None = None,
-    tolerance: float = 0.1,
-    max_steps: int = 1024,
-    shared: bool = False,
-    resample: Resampling | float | None = None,
-    generator: Generator | None = None,
-) -> Pilot:
-    """Check the settings, tune what is not given on chains that do not count, and freeze.
-
-    Args:
-        bridge: the densities.
-        shared: one step size for all data, in units of their scales, to be used for other data.
-        kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, resample, generator: as for
-            `estimate_log_evidence`.
-    """
-    kernel = hmc(3) if kernel is None else kernel
-    _check_settings(kernel, num_steps, num_samples, step_size, tolerance, max_steps)
-    if resample is not None and not isinstance(resample, Resampling):
-        resample = Resampling(resample)
-    given = schedule if isinstance(schedule, Schedule) else None
-    fixed = None if isinstance(step_size, str) else step_size
-    if isinstance(fixed, float | int):
-        fixed = torch.tensor(float(fixed), device="cpu")
-    without_steps = num_steps == 0 or (given is not None and given.num_steps == 0)
-    untuned = fixed is not None and (given is not None or schedule in (None, "sigmoid"))
-    if tuning is None and not untuned and not without_steps:
-        spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
-        tuning = tune(bridge, kernel, spacing=spacing, generator=generator)
-    tuning = tuning.shared() if tuning is not None and shared else tuning
-
-    def frozen(number: int) -> AnnealedEstimator:
-        temperatures = tuning.temperatures(number) if tuning is not None else spaced("sigmoid", number)
-        ladder = FixedSchedule(temperatures) if given is None else given
-        if fixed is not None or tuning is None:
-            steps: StepSizes = FixedStepSizes(ladder.num_steps, ladder().new_ones(()) if fixed is None else fixed)
-        else:
-            steps = tuning.relative_step_sizes(kernel, ladder().detach())
-        return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=iwae, resample=resample)
-
-    number, moved = _choose_num_steps(bridge, frozen, num_steps, given, fixed, tolerance, max_steps, generator)
-    return Pilot(frozen(number), tuning, moved)
-
-
-def _check_settings(
-    kernel: Kernel,
-    num_steps: int | str,
-    num_samples: int,
-    step_size: float | Tensor | str,
-    tolerance: float,
-    max_steps: int,
-) -> None:
-    if not isinstance(kernel, Kernel):
-        raise TypeError(f"kernel must be a Kernel such as mcvae.hmc(3), got {kernel}. Call a shorthand to build it.")
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be positive, in nats, got {tolerance}.")
-    if num_steps != "auto" and (isinstance(num_steps, str) or num_steps < 0):
-        raise ValueError(f'num_steps must be "auto" or a number, which must not be negative, got {num_steps!r}.')
-    if num_steps == "auto" and max_steps < 1:
-        raise ValueError(f'max_steps must be at least 1 if num_steps is "auto", got {max_steps}.')
-    if isinstance(step_size, str) and step_size != "pilot":
-        raise ValueError(f'step_size must be a number, a tensor or "pilot", got "{step_size}".')
-
-
-_FIRST = 16
-"""Temperatures of the first trial."""
-
-
-def _choose_num_steps(
-    bridge: Bridge,
-    frozen: Callable[[int], AnnealedEstimator],
-    num_steps: int | Literal["auto"],
-    schedule: Schedule | None,
-    step_size: Tensor | None,
-    tolerance: float,
-    max_steps: int,
-    generator: Generator | None,
-) -> tuple[int, Tensor]:
-    """K, and by how much the estimate moved when it was last doubled, `[B]`; on chains that do not count."""
-    unknown = torch.full(bridge.initial.batch_shape, torch.nan, dtype=torch.float64, device="cpu")
-    if schedule is not None:
-        return schedule.num_steps, unknown
-    if num_steps != "auto":
-        return num_steps, unknown
-    if step_size is not None and step_size.dim() > 0:
-        return len(step_size), unknown
-    current = min(_FIRST, max_steps)
-    log_weight = frozen(current).run(bridge, generator=generator).log_weight
-    moved = torch.full_like(log_weight[0], torch.inf)
-    while 2 * current <= max_steps:
-        current *= 2
-        better = frozen(current).run(bridge, generator=generator).log_weight
-        moved = (iwae(better) - iwae(log_weight)).nan_to_num(nan=torch.inf)
-        log_weight = better
-        if max(moved.abs().mean(), standard_error(log_weight).mean()) < tolerance:
-            break
-    return current, moved
-
-
 def diagnose(
     bridge: Bridge,
     pilot: Pilot,
@@ -429,12 +333,30 @@ def diagnose(
         max_rows: chains × data that are held in memory at once; chains run in portions if there are more.
         generator: source of all randomness.
     """
-    estimator = pilot.estimator
+    estimator, run = pilot.estimator, pilot.bridge(bridge)
     trajectories = [
-        estimator.run(bridge, size, generator=generator)
+        estimator.run(run, size, generator=generator)
         for size in _portions(estimator.num_samples, max_rows, bridge, estimator.resample)
     ]
     return _evidence(bridge, pilot, trajectories, tolerance)
+
+
+@torch.no_grad()
+def with_checks(evidence: Evidence, *, generator: Generator | None = None) -> Evidence:
+    """Ask independent witnesses. What they say beyond their noise and that of the chains widens the standard error."""
+    if not bool(evidence.log_evidence.isfinite().all()):
+        return evidence
+    found = check(
+        evidence.bridge,
+        evidence.frame,
+        evidence.estimator,
+        evidence.log_weights,
+        evidence.latents,
+        generator=generator,
+    )
+    own, other = evidence.standard_error.square(), found.standard_error.square()
+    excess = ((evidence.log_evidence - found.log_evidence).square() - own - other).clamp(min=0) / 2
+    return evidence._replace(checks=found, standard_error=(own + excess).sqrt())
 
 
 def diagnose_sandwich(
@@ -455,8 +377,10 @@ def diagnose_sandwich(
             f"{list(posterior_sample.shape)}."
         )
     forward = diagnose(bridge, pilot, tolerance=tolerance, max_rows=max_rows, generator=generator)
-    parts = torch.split(posterior_sample.expand(shape), _portions(estimator.num_samples, max_rows, bridge))
-    trajectories = [estimator.run_reverse(bridge, exact, generator=generator) for exact in parts]
+    parts = list(torch.split(posterior_sample.expand(shape), _portions(estimator.num_samples, max_rows, bridge)))
+    run, frame = pilot.bridge(bridge), pilot.frame
+    parts = [exact if frame is None else frame.from_latents(exact) for exact in parts]
+    trajectories = [estimator.run_reverse(run, exact, generator=generator) for exact in parts]
     reverse = _evidence(bridge, pilot, trajectories, tolerance)
     reverse = reverse._replace(moved=torch.full_like(reverse.moved, torch.nan))
     if posterior_sample.dim() == 2:  # chains that share their start are not independent
@@ -482,6 +406,9 @@ def _evidence(bridge: Bridge, pilot: Pilot, trajectories: list[Trajectory], tole
     log_weight = torch.cat([trajectory.log_weight for trajectory in trajectories])
     shares = [len(trajectory.log_weight) / len(log_weight) for trajectory in trajectories]
     acceptance = torch.stack([share * t.acceptance for share, t in zip(shares, trajectories, strict=True)]).sum(0)
+    latents = torch.cat([trajectory.state.point.z for trajectory in trajectories])
+    log_p = torch.cat([trajectory.state.point.log_p for trajectory in trajectories])
+    typical = torch.where(log_p.isfinite(), log_p.abs(), torch.nan).nanmedian(0).values.nan_to_num(nan=0.0)
     resample = pilot.estimator.resample
     independent = log_weight
     if resample is not None:
@@ -496,12 +423,13 @@ def _evidence(bridge: Bridge, pilot: Pilot, trajectories: list[Trajectory], tole
         acceptance_per_step=acceptance,
         num_nonfinite=torch.cat([trajectory.nonfinite for trajectory in trajectories]).sum(0),
         log_weights=log_weight,
-        latents=torch.cat([trajectory.state.point.z for trajectory in trajectories]),
+        latents=latents if pilot.frame is None else pilot.frame.to_latents(latents),
         estimator=pilot.estimator,
         bridge=bridge,
         moved=pilot.moved.to(log_weight).expand(log_weight.shape[1:]),
         tuning=pilot.tuning,
         tolerance=tolerance,
+        resolution=torch.finfo(latents.dtype).eps * typical,
     )
 
 
