@@ -129,7 +129,9 @@ def corpus() -> dict[str, Density]:
         "gaussian, one dimension": Density(gaussian(1, 0.5, 0.3).log_prob, gaussian(1), 0.0, True),
         "gaussian, offset": Density(lambda z: gaussian(4).log_prob(z) - 1234.5, gaussian(4, 0.5, 1.5), -1234.5, True),
         "gaussian, mildly correlated": Density(correlated(5, 0.5).log_prob, gaussian(5, 0.0, 1.5), 0.0, True),
-        "logistic": Density(lambda z: (-z - 2 * torch.nn.functional.softplus(-z)).sum(-1), gaussian(4, 0.0, 2.0), 0, True),
+        "logistic": Density(
+            lambda z: (-z - 2 * torch.nn.functional.softplus(-z)).sum(-1), gaussian(4, 0.0, 2.0), 0, True
+        ),
         "gumbel": Density(independent(Gumbel(0.0, 1.0), 3), gaussian(3, 0.5, 2.0), 0.0, True),
         "skewed": Density(
             lambda z: (math.log(2) + Normal(0.0, 1.0).log_prob(z) + torch.special.log_ndtr(2 * z)).sum(-1),
@@ -154,9 +156,7 @@ def corpus() -> dict[str, Density]:
         "mild banana": Density(banana(0.3), gaussian(2, 0.0, 1.5), 0.0, True),
         "narrow posterior": Density(gaussian(5, 0.2, 0.05).log_prob, gaussian(5), 0.0, True),
         # Modes missed, half covered, or far away.
-        "a mode missed": Density(
-            mixture((0.5, at(2, -5.0)), (0.5, at(2, 5.0))), at(2, -5.0, 1.5), 0.0, False
-        ),
+        "a mode missed": Density(mixture((0.5, at(2, -5.0)), (0.5, at(2, 5.0))), at(2, -5.0, 1.5), 0.0, False),
         "a mode missed, one dimension": Density(
             mixture((0.4, at(1, -6.0)), (0.6, at(1, 6.0))), at(1, -6.0), 0.0, False
         ),
@@ -172,9 +172,7 @@ def corpus() -> dict[str, Density]:
         "three modes, one wide": Density(
             mixture((0.3, at(2, -4.0, 0.3)), (0.3, at(2, 4.0, 0.3)), (0.4, at(2, 0.0, 2.0))), gaussian(2), 0.0, False
         ),
-        "modes of unequal width": Density(
-            mixture((0.5, at(4, 0.0)), (0.5, at(4, 3.0, 0.1))), gaussian(4), 0.0, False
-        ),
+        "modes of unequal width": Density(mixture((0.5, at(2, 0.0)), (0.5, at(2, 3.0, 0.1))), gaussian(2), 0.0, False),
         # Spikes.
         "spike in a slab": Density(mixture((0.7, gaussian(3, 0.0, 0.05)), (0.3, gaussian(3))), gaussian(3), 0.0, False),
         "spike in a slab, one dimension": Density(
@@ -218,6 +216,9 @@ def corpus() -> dict[str, Density]:
             lambda z: -(z**4).sum(-1), gaussian(4, 3.0, 0.2), 4 * math.log(2 * math.gamma(1.25)), False
         ),
         "rounding": Density(
-            lambda z: gaussian(3, like=torch.float32).log_prob(z) - 1e8, gaussian(3, 0.5, 1.5, torch.float32), -1e8, False
+            lambda z: gaussian(3, like=torch.float32).log_prob(z) - 1e8,
+            gaussian(3, 0.5, 1.5, torch.float32),
+            -1e8,
+            False,
         ),
     }

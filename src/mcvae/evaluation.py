@@ -17,10 +17,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from mcvae.core.bounds import iwae
 from mcvae.core.bridge import Bridge
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.core.evidence import Evidence, Pilot, diagnose, diagnose_sandwich, pilot, verdict
+from mcvae.core.evidence import Evidence, diagnose, diagnose_sandwich
 from mcvae.core.kernels import Kernel
+from mcvae.core.pilot import Pilot, pilot
 from mcvae.core.randomness import draw, seeded_generator
 from mcvae.core.tuning import Spacing, Tuning
+from mcvae.core.verdict import verdict
 from mcvae.models import LatentVariableModel
 
 __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate"]
@@ -131,7 +133,8 @@ def evaluate(
         keep: leave the saved batches in `folder`, to be removed by `remove_saved` when the results are safe.
         progress: wraps the batches, such as a progress bar.
 
-    >>> from mcvae.models import PPCA
+    >>> from mcvae.core.verdict import verdict
+from mcvae.models import PPCA
     >>> ppca = PPCA.random(2, 5, generator=torch.Generator().manual_seed(0))
     >>> model = LatentVariableModel(lambda x: ppca.posterior(x), ppca)
     >>> x, _ = ppca.simulate(10, generator=torch.Generator().manual_seed(1))

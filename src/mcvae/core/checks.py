@@ -1,11 +1,12 @@
 """Witnesses that know nothing of the weighted chains: what they say makes "converged" more than a hope.
 
-Weights that never saw the missing mass look perfect. So other chains start elsewhere: the evidence must be the same, and
-so must the places where they end. Chains that move on must stay where they are. And a mode that a search finds must
-have been visited.
+Weights that never saw the missing mass look perfect. So other chains start elsewhere: the evidence must be the same,
+and so must the places where they end. Chains that move on must stay where they are. And a mode that a search finds
+must have been visited.
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,8 @@ from mcvae.core.diagnostics import effective_sample_size, standard_error
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.kernels import Kernel, hmc
 from mcvae.core.schedules import FixedSchedule
-from mcvae.core.starts import Frame, Laplace, Widened, laplace
+from mcvae.core.scores import LogDensity
+from mcvae.core.starts import Frame, Modes, Widened, find_modes
 from mcvae.core.tuning import Tuning, explore, tune
 
 __all__ = ["Checks", "check"]
@@ -38,7 +40,7 @@ class Checks(NamedTuple):
     """By how many standard errors any moment changed as chains moved on at the last temperature."""
 
 
-WIDENING = (1.0, 2.0, 4.0, 8.0)
+WIDENING = (1.0, 3.0, 9.0)
 """Factors by which the wider start stretches the initial distribution."""
 
 
@@ -63,32 +65,71 @@ def check(
         generator: source of all randomness.
     """
     kernel = next((k for k in estimator.kernels if isinstance(k, Kernel) and k.accepts), None) or hmc(3)
-    wide = Bridge(Widened(bridge.initial, WIDENING), bridge.log_joint, bridge.path, bridge.context)
+    highest = _Highest(bridge.log_joint)
+    watched = replace(bridge, log_joint=highest)
+    wide = replace(watched, initial=Widened(bridge.initial, WIDENING))
     walk = explore(wide, kernel, generator=generator)
     alive = walk.point.log_p > -torch.inf
-    local = frame.bridge(bridge) if frame is not None else bridge
-    mover, steps = kernel, walk.last_step(kernel, wide)
+    local, found, ended, steps = watched, walk.point.z, latents, walk.last_step(kernel, wide)
     if frame is not None:
+        local, found, ended = frame.bridge(watched), frame.from_latents(found), frame.from_latents(ended)
         steps = estimator.step_sizes(local.initial)[-1]
-    found, ended = walk.point.z, latents
-    if frame is not None:
-        found, ended = frame.from_latents(found), frame.from_latents(ended)
-    settled = _moved_on(local, mover, found, steps, 10, generator).z
     before = local.evaluate(ended, with_score=bool(kernel.uses_score))
-    after = _moved_on(local, mover, ended, steps, 6, generator)
-    fit = None
+    lowest = torch.where(log_weights > log_weights.amax(0) - 5, before.log_p, torch.inf).amin(0)
+    for _ in range(_MOST_ROUNDS):  # chains from far away may be on their way still
+        point = local.evaluate(found, with_score=bool(kernel.uses_score))
+        later = _moved_on(local, kernel, found, steps, 10, generator)
+        frozen = (later.log_p == point.log_p) & (later.log_p < lowest - 10)  # they failed, and bear no witness
+        found, (far, farthest) = later.z, _strays(later.z, alive & ~frozen, ended, log_weights)
+        if not _climbing(later.log_p - point.log_p, far):
+            break
+    after = _moved_on(local, kernel, ended, steps, 6, generator)
+    modes = None
     if kernel.uses_score:
-        origin = settled if frame is None else frame.to_latents(settled)
-        fit = laplace(bridge, torch.cat([_heaviest(latents, log_weights), origin[:: max(1, len(origin) // 3)][:3]]))
-    value, error = _second_estimate(bridge, wide, walk.tuning, fit, kernel, estimator, generator)
-    log_evidence = iwae(log_weights)
+        farthest = farthest if frame is None else frame.to_latents(farthest)
+        modes = find_modes(bridge, torch.cat([_heaviest(latents, log_weights), farthest, highest.latents]))
+    wide = replace(wide, log_joint=bridge.log_joint)
+    log_evidence, error = iwae(log_weights), standard_error(log_weights)
+    second = _second(bridge, wide, walk.tuning, modes, kernel, (log_evidence, error), generator)
     return Checks(
-        value,
-        error,
-        _strays(settled, alive, ended, log_weights),
-        _hidden(fit, log_evidence, latents, log_weights),
+        *second,
+        far.sum(0) / alive.sum(0).clamp(min=1),
+        _hidden(modes, log_evidence, latents, log_weights),
         _drift(before, after, log_weights),
     )
+
+
+_MOST_ROUNDS = 6
+
+
+def _climbing(change: Tensor, far: Tensor) -> bool:
+    """Whether log p of the chains that are `far [N, B]` still rises, for any datum."""
+    number = far.sum(0)
+    change = torch.where(far, change, 0.0).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    mean = change.sum(0) / number.clamp(min=1)
+    error = ((change.square().sum(0) / number.clamp(min=1) - mean.square()).clamp(min=0) / number.clamp(min=1)).sqrt()
+    return bool(((number > 0) & (mean > error + 0.1)).any())
+
+
+class _Highest:
+    """A log density that remembers where it was highest: what a chain passed, but did not stop at."""
+
+    latents: Tensor
+
+    def __init__(self, log_joint: LogDensity):
+        self.log_joint = log_joint
+        self.value: Tensor | None = None
+
+    def __call__(self, z: Tensor) -> Tensor:
+        value = self.log_joint(z)
+        height, row = value.detach().nan_to_num(nan=-torch.inf, posinf=-torch.inf).max(0)
+        here = z.detach().gather(0, row.reshape(1, -1, 1).expand(1, -1, z.shape[-1]))
+        if self.value is None:
+            self.value, self.latents = height, here
+        better = height > self.value
+        self.value = torch.where(better, height, self.value)
+        self.latents = torch.where(better.unsqueeze(-1), here, self.latents)
+        return value
 
 
 def _moved_on(
@@ -102,34 +143,44 @@ def _moved_on(
     return state.point
 
 
-def _second_estimate(
+def _second(
     bridge: Bridge,
     wide: Bridge,
     tuning: Tuning,
-    fit: Laplace | None,
+    modes: Modes | None,
     kernel: Kernel,
-    estimator: AnnealedEstimator,
+    first: tuple[Tensor, Tensor],
     generator: Generator | None,
 ) -> tuple[Tensor, Tensor]:
-    """The evidence from another start, and its standard error: the wider one, or around a mode if that is too far."""
-    start, run = tuning, wide
-    if tuning.length > _TOO_FAR and fit is not None and bool(fit.found.all()):
-        run = fit.frame.bridge(bridge, 1.5)
-        start = tune(run, kernel, generator=generator)
-    number = min(max(16, math.ceil(2 * start.length**2)), 256)
-    betas = start.temperatures(number)
-    second = AnnealedEstimator(
-        kernel,
-        FixedSchedule(betas),
-        start.relative_step_sizes(kernel, betas),
-        num_samples=min(64, estimator.num_samples),
-        bound=iwae,
-    )
-    log_weight = second.run(run, generator=generator).log_weight
+    """The evidence from another start, and its standard error, `[B]` each.
+
+    The wider start comes first: if it finds more, mass was missed. If it finds less, or cannot tell, it may be too far
+    away, and a start around a mode is asked, too. Whether chains from the wider one went elsewhere is another question.
+    """
+    value, error = torch.full_like(first[0], torch.nan), torch.full_like(first[1], torch.inf)
+    if tuning.length <= _TOO_FAR:
+        value, error = _estimate(wide, tuning, kernel, generator)
+    short = first[0] - value > 2 * (error.square() + first[1].square()).sqrt()
+    unsure = short | ~(error < 0.25)
+    fit = None if modes is None or not bool(unsure.any()) else modes.heaviest()
+    if fit is None:
+        return value, error
+    around = fit.bridge(bridge, 1.5)
+    near, near_error = _estimate(around, tune(around, kernel, generator=generator), kernel, generator)
+    better = unsure & (near_error < error.clamp(min=0.1))
+    return torch.where(better, near, value), torch.where(better, near_error, error)
+
+
+def _estimate(bridge: Bridge, tuning: Tuning, kernel: Kernel, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    """log p̂ with as many temperatures as the path is long, and its standard error."""
+    betas = tuning.temperatures(min(max(16, math.ceil(4 * tuning.length**2)), 256))
+    steps = tuning.relative_step_sizes(kernel, betas)
+    chains = AnnealedEstimator(kernel, FixedSchedule(betas), steps, num_samples=64, bound=iwae)
+    log_weight = chains.run(bridge, generator=generator).log_weight
     return iwae(log_weight), standard_error(log_weight)
 
 
-_TOO_FAR = 10.0  # length of a path along which 200 temperatures leave half of the chains
+_TOO_FAR = 10.0  # length of a path that 256 temperatures are too few for
 
 
 def _heaviest(latents: Tensor, log_weights: Tensor) -> Tensor:
@@ -138,8 +189,11 @@ def _heaviest(latents: Tensor, log_weights: Tensor) -> Tensor:
     return latents.gather(0, best.expand(-1, -1, latents.shape[-1]))
 
 
-def _strays(found: Tensor, alive: Tensor, ended: Tensor, log_weights: Tensor) -> Tensor:
-    """Share of `found [N, B, D]` farther from every weighted state than those are from each other, `[B]`."""
+def _strays(found: Tensor, alive: Tensor, ended: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of `found [N, B, D]` are farther from every weighted state than those from each other, `[N, B]`.
+
+    And the farthest four, `[4, B, D]`.
+    """
     ended, log_weights = ended[:512], log_weights[:512]
     share = log_weights.softmax(0)
     counts = (share > 0.05 / len(share)).T  # [B, S]
@@ -154,21 +208,23 @@ def _strays(found: Tensor, alive: Tensor, ended: Tensor, log_weights: Tensor) ->
     spread = (among - usual.unsqueeze(-1)).square().nanmean(-1).sqrt()
     largest = among.nan_to_num(nan=0.0).amax(-1)
     nearest = torch.where(counts.unsqueeze(1), torch.cdist(there, here), torch.inf).amin(-1)
-    far = (nearest > (largest + 3 * spread + 1.0).unsqueeze(-1)) & alive.T
-    return far.sum(-1) / alive.sum(0).clamp(min=1)
+    far = (nearest > (largest + 3 * spread + 2.0).unsqueeze(-1)) & alive.T
+    farthest = torch.where(alive.T, nearest, -torch.inf).topk(4, -1).indices.T.unsqueeze(-1)
+    return far.T, found.gather(0, farthest.expand(-1, -1, found.shape[-1]))
 
 
-def _hidden(fit: Laplace | None, log_evidence: Tensor, latents: Tensor, log_weights: Tensor) -> Tensor:
-    """Share of the evidence in the Gaussian around a mode, less what the weights show there, `[B]`."""
-    if fit is None:
+def _hidden(modes: Modes | None, log_evidence: Tensor, latents: Tensor, log_weights: Tensor) -> Tensor:
+    """Share of the evidence in the Gaussian around a mode, less what the weights show there, the largest, `[B]`."""
+    if modes is None:
         return torch.zeros_like(log_evidence)
-    distance = fit.frame.from_latents(latents).square().sum(-1)
     dim = latents.shape[-1]
-    inside = distance < dim + 4 * math.sqrt(2 * dim)
-    shown = (log_weights.softmax(0) * inside).sum(0)
-    total = torch.logaddexp(fit.log_mass.to(log_evidence), log_evidence + torch.log1p(-shown.clamp(max=1 - 1e-9)))
-    claimed = (fit.log_mass.to(log_evidence) - total).exp()
-    return (claimed - shown).clamp(min=0.0).nan_to_num(nan=0.0)
+    missing = [torch.zeros_like(log_evidence)]
+    for frame, mass in zip(modes.frames(), modes.log_mass.to(log_evidence), strict=True):
+        inside = frame.from_latents(latents).square().sum(-1) < dim + 4 * math.sqrt(2 * dim)
+        shown = (log_weights.softmax(0) * inside).sum(0)
+        total = torch.logaddexp(mass, log_evidence + torch.log1p(-shown.clamp(max=1 - 1e-9)))
+        missing.append(((mass - total).exp() - shown).clamp(min=0.0).nan_to_num(nan=0.0))
+    return torch.stack(missing).amax(0)
 
 
 def _drift(before: Point, after: Point, log_weights: Tensor) -> Tensor:

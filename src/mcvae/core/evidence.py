@@ -165,7 +165,7 @@ class Evidence(NamedTuple):
         gap = (self.log_evidence - self.checks.log_evidence).abs()
         error = (self.standard_error.square() + self.checks.standard_error.square()).sqrt()
         return {
-            "elsewhere": self.checks.strays > 0,
+            "elsewhere": self.checks.strays > 0.02,  # more than one of 64 chains
             "hidden": self.checks.hidden > 0.15,
             "disagreeing": gap > 3 * error + 0.5 * self.tolerance,
             "drifting": self.checks.drift > 5,
@@ -355,8 +355,9 @@ def with_checks(evidence: Evidence, *, generator: Generator | None = None) -> Ev
         generator=generator,
     )
     own, other = evidence.standard_error.square(), found.standard_error.square()
-    excess = ((evidence.log_evidence - found.log_evidence).square() - own - other).clamp(min=0) / 2
-    return evidence._replace(checks=found, standard_error=(own + excess).sqrt())
+    gap = (evidence.log_evidence - found.log_evidence).abs().nan_to_num(nan=0.0)
+    excess = (gap - 2 * (own + other).sqrt()).clamp(min=0).nan_to_num(nan=0.0)
+    return evidence._replace(checks=found, standard_error=(own + excess.square()).sqrt())
 
 
 def diagnose_sandwich(

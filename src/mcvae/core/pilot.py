@@ -14,7 +14,7 @@ from mcvae.core.kernels import Kernel, hmc
 from mcvae.core.randomness import draw
 from mcvae.core.resampling import Resampling
 from mcvae.core.schedules import FixedSchedule, Schedule
-from mcvae.core.starts import Frame, laplace
+from mcvae.core.starts import Frame, find_modes
 from mcvae.core.step_sizes import FixedStepSizes, StepSizes
 from mcvae.core.tuning import Spacing, Tuning, spaced, tune
 
@@ -77,32 +77,38 @@ def pilot(
         fixed = torch.tensor(float(fixed), device="cpu")
     without_steps = num_steps == 0 or (given is not None and given.num_steps == 0)
     untuned = fixed is not None and (given is not None or schedule in (None, "sigmoid"))
-    if tuning is None and not untuned and not without_steps:
-        spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
-        better = _fitted(bridge, kernel, generator) if fit and spacing == "adaptive" and fixed is None else None
-        if better is None or better.length > _SHORT:
-            plain = tune(bridge, kernel, spacing=spacing, generator=generator)
-            better = plain if better is None or plain.length < better.length else better
-        tuning = better
-    tuning = tuning.shared() if tuning is not None and shared else tuning
-    if tuning is not None and tuning.frame is not None:
-        bridge = tuning.frame.bridge(bridge)
 
-    def frozen(number: int) -> AnnealedEstimator:
-        temperatures = tuning.temperatures(number) if tuning is not None else spaced("sigmoid", number)
-        ladder = FixedSchedule(temperatures) if given is None else given
-        if fixed is not None or tuning is None:
-            steps: StepSizes = FixedStepSizes(ladder.num_steps, ladder().new_ones(()) if fixed is None else fixed)
-        else:
-            steps = tuning.relative_step_sizes(kernel, ladder().detach())
-        return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=iwae, resample=resample)
+    def tried(found: Tuning | None, most: int) -> tuple[Pilot, Tensor]:
+        found = found.shared() if found is not None and shared else found
 
-    number, moved = _choose_num_steps(bridge, frozen, num_steps, given, fixed, tolerance, max_steps, generator)
-    return Pilot(frozen(number), tuning, moved)
+        def frozen(number: int) -> AnnealedEstimator:
+            temperatures = found.temperatures(number) if found is not None else spaced("sigmoid", number)
+            ladder = FixedSchedule(temperatures) if given is None else given
+            if fixed is not None or found is None:
+                steps: StepSizes = FixedStepSizes(ladder.num_steps, ladder().new_ones(()) if fixed is None else fixed)
+            else:
+                steps = found.relative_step_sizes(kernel, ladder().detach())
+            return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=iwae, resample=resample)
+
+        run = bridge if found is None or found.frame is None else found.frame.bridge(bridge)
+        number, moved, error = _choose_num_steps(run, frozen, num_steps, given, fixed, tolerance, most, generator)
+        return Pilot(frozen(number), found, moved), error
+
+    if tuning is not None or untuned or without_steps:
+        return tried(tuning, max_steps)[0]
+    spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
+    better = _fitted(bridge, kernel, generator) if fit and spacing == "adaptive" and fixed is None else None
+    first = None
+    if better is not None and better.length < _SHORT:
+        first = tried(better, min(max_steps, _ENOUGH))
+        if bool(first[1] < tolerance):
+            return first[0]
+    second = tried(tune(bridge, kernel, spacing=spacing, generator=generator), max_steps)
+    return first[0] if first is not None and bool(first[1] < second[1]) else second[0]
 
 
 _SHORT = 4.0
-"""Length of a path that a few dozen temperatures bridge: no need to look for a shorter one."""
+"""Length of a path that a few dozen temperatures bridge."""
 
 _INFLATION = 1.1
 """Of a fitted Gaussian: its tails should not be lighter than the density's."""
@@ -112,10 +118,11 @@ def _fitted(bridge: Bridge, kernel: Kernel, generator: Generator | None) -> Tuni
     """The tuning of chains that start around a mode, in coordinates where its covariance is the identity."""
     if not (kernel.accepts and kernel.uses_score):
         return None
-    found = laplace(bridge, draw(bridge.initial, (4,), generator))
-    if found is None or not bool(found.found.all()):
+    modes = find_modes(bridge, draw(bridge.initial, (4,), generator))
+    best = None if modes is None else modes.heaviest()
+    if best is None:
         return None
-    frame = Frame(found.frame.mean, _INFLATION * found.frame.factor)
+    frame = Frame(best.mean, _INFLATION * best.factor)
     return tune(frame.bridge(bridge), kernel, generator=generator)._replace(frame=frame)
 
 
@@ -154,25 +161,37 @@ def _choose_num_steps(
     tolerance: float,
     max_steps: int,
     generator: Generator | None,
-) -> tuple[int, Tensor]:
-    """K, and by how much the estimate moved when it was last doubled, `[B]`; on chains that do not count."""
+) -> tuple[int, Tensor, Tensor]:
+    """K, by how much the estimate moved when it was last doubled, `[B]`, and its mean standard error.
+
+    On chains that do not count.
+    """
     unknown = torch.full(bridge.initial.batch_shape, torch.nan, dtype=torch.float64, device="cpu")
     if schedule is not None:
-        return schedule.num_steps, unknown
+        return schedule.num_steps, unknown, unknown.mean()
     if num_steps != "auto":
-        return num_steps, unknown
+        return num_steps, unknown, unknown.mean()
     if step_size is not None and step_size.dim() > 0:
-        return len(step_size), unknown
+        return len(step_size), unknown, unknown.mean()
     current = min(_FIRST, max_steps)
     log_weight = frozen(current).run(bridge, generator=generator).log_weight
     moved = torch.full_like(log_weight[0], torch.inf)
+    errors = [standard_error(log_weight)]
     while 2 * current <= max_steps:
         current *= 2
         better = frozen(current).run(bridge, generator=generator).log_weight
         moved = (iwae(better) - iwae(log_weight)).nan_to_num(nan=torch.inf)
-        error = standard_error(better)
-        noise = (error.square() + standard_error(log_weight).square()).sqrt()
         log_weight = better
-        if error.mean() < tolerance and (moved.abs() - noise).mean() < tolerance:
+        errors.append(standard_error(better))
+        noise = (errors[-1].square() + errors[-2].square()).sqrt()
+        if errors[-1].mean() < tolerance and (moved.abs() - noise).mean() < tolerance:
             break
-    return current, moved
+        if (
+            current >= _ENOUGH and errors[-1].mean() > 0.9 * errors[max(0, len(errors) - 4)].mean()
+        ):  # more chains may help, not more steps
+            break
+    return current, moved, errors[-1].mean()
+
+
+_ENOUGH = 128
+"""Temperatures after which those that do not help are no longer doubled, and a fitted start is given up."""

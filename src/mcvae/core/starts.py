@@ -16,7 +16,7 @@ from mcvae.core.bridge import Bridge
 from mcvae.core.scores import LogDensity, ScoredDensity
 from mcvae.core.step_sizes import standard_deviation
 
-__all__ = ["Frame", "Laplace", "Widened", "laplace"]
+__all__ = ["Frame", "Modes", "Widened", "find_modes"]
 
 
 class Frame(NamedTuple):
@@ -34,7 +34,8 @@ class Frame(NamedTuple):
 
     def from_latents(self, z: Tensor) -> Tensor:
         """Latents `[S, B, D]` to coordinates."""
-        return torch.linalg.solve(self.factor.to(z), (z - self.mean.to(z)).movedim(0, -1)).movedim(-1, 0)
+        u: Tensor = torch.linalg.solve(self.factor.to(z), (z - self.mean.to(z)).movedim(0, -1)).movedim(-1, 0)
+        return u
 
     def bridge(self, bridge: Bridge, inflation: float = 1.0) -> Bridge:
         """The bridge in these coordinates, from N(0, inflation² I)."""
@@ -50,7 +51,7 @@ class _InFrame:
 
     def __init__(self, log_joint: LogDensity, frame: Frame):
         self.log_joint, self.frame = log_joint, frame
-        self.log_det = torch.linalg.slogdet(frame.factor).logabsdet
+        self.log_det: Tensor = torch.linalg.slogdet(frame.factor).logabsdet
 
     def __call__(self, u: Tensor) -> Tensor:
         return self.log_joint(self.frame.to_latents(u)) + self.log_det.to(u)
@@ -128,24 +129,32 @@ def centre(initial: Distribution) -> Tensor:
         return initial.sample(torch.Size([200])).median(0).values
 
 
-class Laplace(NamedTuple):
-    """A Gaussian fitted around the heaviest mode that was found."""
+class Modes(NamedTuple):
+    """Where climbs ended, and the Gaussian with the height and curvature that the density has there."""
 
-    frame: Frame
-    """Its mean and a factor of its covariance; where there is no such mode, the initial distribution's scales."""
+    mean: Tensor
+    """`[P, B, D]`."""
+    factor: Tensor
+    """A square root of the covariance, `[P, B, D, D]`."""
     log_mass: Tensor
-    """Log of the integral of the Gaussian with the height of the mode, `[B]`: the evidence of a Gaussian density; −inf
-    where there is no proper mode."""
+    """Log of the integral of the Gaussian, `[P, B]`; −inf where there is no proper mode."""
 
-    @property
-    def found(self) -> Tensor:
-        """Where there is a proper mode, `[B]`."""
-        return self.log_mass > -torch.inf
+    def heaviest(self) -> Frame | None:
+        """The Gaussian of the largest mass for every datum; None if some datum has no mode."""
+        log_mass, best = self.log_mass.max(0)
+        if not bool((log_mass > -torch.inf).all()):
+            return None
+        data = torch.arange(len(best), device=best.device)
+        return Frame(self.mean[best, data], self.factor[best, data])
+
+    def frames(self) -> list[Frame]:
+        """The Gaussians of every climb."""
+        return [Frame(mean, factor) for mean, factor in zip(self.mean, self.factor, strict=True)]
 
 
 @torch.no_grad()
-def laplace(bridge: Bridge, starts: Tensor, *, num_steps: int = 15) -> Laplace | None:
-    """Climb from `starts [P, B, D]` to modes by Newton's method, and fit a Gaussian around the heaviest.
+def find_modes(bridge: Bridge, starts: Tensor, *, num_steps: int = 15) -> Modes | None:
+    """Climb from `starts [P, B, D]` to modes by Newton's method, and fit a Gaussian around each (Laplace).
 
     Second derivatives are differences of scores, so that a step takes two evaluations of the model, on many rows.
     None if those would be too many.
@@ -176,7 +185,7 @@ def laplace(bridge: Bridge, starts: Tensor, *, num_steps: int = 15) -> Laplace |
         log_p, score, precision = _quadratic(bridge, z, scale)
         if not bool((log_p - before > 1e-3).any()):
             break
-    return _heaviest(bridge, z, log_p, score, precision, scale)
+    return _gaussians(z, log_p, score, precision, scale)
 
 
 _MOST_ROWS = 4096  # latents that one evaluation of all second derivatives may take
@@ -197,21 +206,15 @@ def _quadratic(bridge: Bridge, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor
     return log_p, scores[0], -(second + second.mT).nan_to_num() / 2
 
 
-def _heaviest(bridge: Bridge, z: Tensor, log_p: Tensor, score: Tensor, precision: Tensor, scale: Tensor) -> Laplace:
+def _gaussians(z: Tensor, log_p: Tensor, score: Tensor, precision: Tensor, scale: Tensor) -> Modes:
     values, vectors = torch.linalg.eigh(precision)
     along = torch.einsum("pbji,pbj->pbi", vectors, score)
     curved = (values > 1e-6 * values.abs().amax(-1, keepdim=True).clamp(min=1e-12)).all(-1)
     values = torch.where(curved.unsqueeze(-1), values, 1.0)
     at_rest = (along.square() / values).sum(-1) < 0.1  # twice what a Newton step would still gain, in nats
-    half_log_det = 0.5 * values.log().sum(-1)
-    log_mass = log_p + 0.5 * z.shape[-1] * math.log(2 * math.pi) - half_log_det
-    log_mass = torch.where(curved & at_rest & log_p.isfinite(), log_mass, -torch.inf)
-    log_mass, best = log_mass.max(0)
-    index = best.reshape(1, -1, 1)
-    mean = z.gather(0, index.expand(1, -1, z.shape[-1])).squeeze(0)
-    wide = index.unsqueeze(-1).expand(1, -1, *vectors.shape[2:])
-    factor = vectors.gather(0, wide).squeeze(0) * values.gather(0, wide[..., 0]).squeeze(0).rsqrt().unsqueeze(-2)
-    found = log_mass > -torch.inf
-    mean = torch.where(found.unsqueeze(-1), mean, centre(bridge.initial).to(mean))
-    factor = torch.where(found.reshape(-1, 1, 1), factor, torch.diag_embed(scale))
-    return Laplace(Frame(mean, factor), log_mass)
+    log_mass = log_p + 0.5 * z.shape[-1] * math.log(2 * math.pi) - 0.5 * values.log().sum(-1)
+    proper = curved & at_rest & log_p.isfinite()
+    factor = torch.where(
+        proper.reshape(*proper.shape, 1, 1), vectors * values.rsqrt().unsqueeze(-2), torch.diag_embed(scale)
+    )
+    return Modes(z, factor, torch.where(proper, log_mass, -torch.inf))

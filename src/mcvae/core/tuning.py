@@ -177,7 +177,7 @@ class Exploration(NamedTuple):
 
 @torch.no_grad()
 def explore(
-    bridge: Bridge, kernel: Kernel, *, num_chains: int = 32, loss: float = 1.0, generator: Generator | None = None
+    bridge: Bridge, kernel: Kernel, *, num_chains: int = 64, loss: float = 1.0, generator: Generator | None = None
 ) -> Exploration:
     """Walk from q to p(x, ·) in large steps, and see where chains end.
 

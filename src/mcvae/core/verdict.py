@@ -7,14 +7,13 @@ __all__ = ["ADVICE", "verdict"]
 ADVICE = {
     "empty": "no chain ended where the density is positive: start from a wider distribution",
     "broken": "more than 1 % of its chains met a density that could not be evaluated: check the model's numerics",
-    "coarse": "its log density is too large for its floating-point type, rounding exceeds the tolerance: use float64, or "
-    "leave out constants",
+    "coarse": "its log density is so large that rounding exceeds the tolerance: use float64, or leave out constants",
     "stuck": "its chains hardly move (acceptance far below the target): let the pilot choose the step sizes, or give "
     "smaller ones",
     "unfinished": "the pilot used up its temperatures before it reached the density: start closer to it",
     "elsewhere": "chains from a wider start ended where no weighted chain did: mass is missed, start from a wider "
     "distribution",
-    "hidden": "a narrow mode holds a share of the mass that the chains do not show: start from a distribution around it",
+    "hidden": "a narrow mode holds a share of the mass that the chains do not show: start around it",
     "disagreeing": "an estimate from another start differs: raise max_steps, or start from a wider distribution",
     "drifting": "its chains drift when they move on at the last temperature, so they have not arrived: raise max_steps",
     "moving": "it still moved by more than the tolerance when temperatures were doubled: raise max_steps",
