@@ -3,8 +3,10 @@
 A pilot tunes and returns a frozen estimator; its chains are run; the evidence is the diagnosis of their weights.
 """
 
+from collections.abc import Callable
+from importlib import import_module
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -19,14 +21,24 @@ from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.kernels import Kernel
 from mcvae.core.paths import GeometricPath, Path
 from mcvae.core.pilot import Pilot, pilot
+from mcvae.core.randomness import seeded_generator
 from mcvae.core.resampling import Resampling, systematic
 from mcvae.core.schedules import Schedule
 from mcvae.core.scores import LogDensity
 from mcvae.core.starts import Frame
+from mcvae.core.step_sizes import standard_deviation
 from mcvae.core.tuning import Spacing, Tuning
 from mcvae.core.verdict import verdict
 
-__all__ = ["Evidence", "Sandwich", "diagnose", "diagnose_sandwich", "estimate_log_evidence", "sandwich_log_evidence"]
+__all__ = [
+    "Evidence",
+    "Sandwich",
+    "bayes_factor",
+    "diagnose",
+    "diagnose_sandwich",
+    "estimate_log_evidence",
+    "sandwich_log_evidence",
+]
 
 
 class Evidence(NamedTuple):
@@ -120,6 +132,55 @@ class Evidence(NamedTuple):
                 state = kernels[-1](bridge, state, step, generator=generator).state
         return state.point.z if frame is None else frame.to_latents(state.point.z)
 
+    def expectation(self, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """E[f(z)] under the posterior, and its standard error, `[B, ...]` each: a weighted mean over the chains.
+
+        Args:
+            function: f, `[S, B, D] -> [S, B, ...]`.
+
+        >>> from torch.distributions import Independent, Normal
+        >>> initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
+        >>> e = estimate_log_evidence(lambda z: -0.5 * (z - 1).square().sum(-1), initial, seed=0)
+        >>> mean, error = e.expectation(lambda z: z)
+        >>> bool(((mean - 1).abs() < 4 * error).all())
+        True
+        """
+        values = function(self.latents).double()
+        if values.shape[:2] != self.log_weights.shape:
+            raise ValueError(
+                f"function must return [S, B, ...] = {list(self.log_weights.shape)} and more, got "
+                f"{list(values.shape)}. It gets latents [S, B, D] and must keep the first two dimensions."
+            )
+        share = self.log_weights.softmax(0).to(values).reshape(*self.log_weights.shape, *[1] * (values.dim() - 2))
+        mean = (share * values).sum(0)
+        number = len(share)
+        error = (share.square() * (values - mean).square()).sum(0).sqrt() * (number / max(1, number - 1)) ** 0.5
+        return mean, error
+
+    def to_arviz(self, num_samples: int = 1000, *, name: str = "z", generator: Generator | None = None) -> Any:
+        """Posterior samples as `arviz.InferenceData`: one chain of N draws, `[D]` each, or `[B, D]` of several data.
+
+        Needs the extra `mcvae[arviz]`. Draws are resampled, so they are equally weighted, and copies count as such.
+
+        Args:
+            num_samples: N.
+            name: of the variable.
+            generator: source of all randomness.
+        """
+        try:
+            arviz: Any = import_module("arviz")
+        except ImportError as error:
+            raise ImportError("e.to_arviz() needs ArviZ: pip install 'mcvae[arviz]'.") from error
+        draws = self.posterior(num_samples, generator=generator)
+        draws = draws.squeeze(1) if draws.shape[1] == 1 else draws
+        found = arviz.from_dict(posterior={name: draws.detach().cpu().numpy()[None]})
+        found.posterior.attrs.update(
+            log_evidence=self.log_evidence.tolist(),
+            standard_error=self.standard_error.tolist(),
+            verdict=self.verdict(),
+        )
+        return found
+
     @property
     def confirmed(self) -> Tensor:
         """Whether independent evidence was asked for, and precise enough to agree or not, `[B]`, bool."""
@@ -207,6 +268,7 @@ def estimate_log_evidence(
     resample: Resampling | float | None = None,
     check: bool = True,
     generator: Generator | None = None,
+    seed: int | None = None,
 ) -> Evidence:
     """Estimate log ∫ exp(log_joint(z)) dz by annealed importance sampling: pilot, freeze, run.
 
@@ -235,15 +297,17 @@ def estimate_log_evidence(
             others on the way (an SMC sampler), and the error comes from independent islands of chains.
         check: ask independent witnesses, without which nothing is called converged; see `Evidence.checks`.
         generator: source of all randomness.
+        seed: instead of a generator.
 
     >>> from torch.distributions import Independent, Normal
     >>> initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
     >>> log_joint = lambda z: -0.5 * (z - 1).square().sum(-1)  # log evidence: log 2π = 1.838
-    >>> e = estimate_log_evidence(log_joint, initial, generator=torch.Generator().manual_seed(0))
+    >>> e = estimate_log_evidence(log_joint, initial, seed=0)
     >>> bool((e.log_evidence - 1.838).abs() < 4 * e.standard_error + 0.01), e.verdict()
     (True, 'converged')
     """
     bridge = _bridge(log_joint, initial, path, context)
+    generator = _source(generator, seed, initial)
     with torch.no_grad():
         found = pilot(
             bridge,
@@ -263,6 +327,28 @@ def estimate_log_evidence(
         return with_checks(evidence, generator=generator) if check else evidence
 
 
+def bayes_factor(first: Evidence, second: Evidence) -> tuple[Tensor, Tensor]:
+    """Log Bayes factor of the first model over the second for every datum, and its standard error, `[B]` each.
+
+    The two must come from independent random streams: other seeds.
+
+    >>> from torch.distributions import Independent, Normal
+    >>> initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
+    >>> first = estimate_log_evidence(lambda z: -0.5 * z.square().sum(-1), initial, seed=0)
+    >>> second = estimate_log_evidence(lambda z: -0.5 * z.square().sum(-1) - 1.0, initial, seed=1)
+    >>> factor, error = bayes_factor(first, second)
+    >>> bool((factor - 1.0).abs() < 4 * error)
+    True
+    """
+    if first.log_evidence.shape != second.log_evidence.shape:
+        raise ValueError(
+            f"a Bayes factor compares two models on the same data, got {len(first.log_evidence)} and "
+            f"{len(second.log_evidence)} of them."
+        )
+    error = (first.standard_error.square() + second.standard_error.square()).sqrt()
+    return first.log_evidence - second.log_evidence, error
+
+
 def sandwich_log_evidence(
     log_joint: LogDensity,
     initial: Distribution,
@@ -279,6 +365,7 @@ def sandwich_log_evidence(
     path: Path | None = None,
     context: Tensor | None = None,
     generator: Generator | None = None,
+    seed: int | None = None,
 ) -> Sandwich:
     """Bound log p(x) from both sides by bidirectional Monte Carlo (Grosse et al., 2015).
 
@@ -288,7 +375,7 @@ def sandwich_log_evidence(
     Args:
         posterior_sample: exact posterior samples, `[B, D]` (as from `model.simulate`) or `[S, B, D]`.
         log_joint, initial, kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, path,
-            context, generator: as for `estimate_log_evidence`; both directions share temperatures and step sizes.
+            context, generator, seed: as for `estimate_log_evidence`; both directions share temperatures and step sizes.
 
     >>> from torch.distributions import Independent, Normal
     >>> initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
@@ -300,6 +387,7 @@ def sandwich_log_evidence(
     True
     """
     bridge = _bridge(log_joint, initial, path, context)
+    generator = _source(generator, seed, initial)
     with torch.no_grad():
         found = pilot(
             bridge,
@@ -397,6 +485,14 @@ def _portions(num_samples: int, max_rows: int | None, bridge: Bridge, resample: 
     size = num_samples if max_rows is None else min(num_samples, max_rows // bridge.initial.batch_shape[0])
     size = max(2 * whole if resample is not None else 1, size // whole * whole)
     return [min(size, num_samples - start) for start in range(0, num_samples, size)]
+
+
+def _source(generator: Generator | None, seed: int | None, initial: Distribution) -> Generator | None:
+    if seed is None:
+        return generator
+    if generator is not None:
+        raise ValueError("give a generator or a seed, not both.")
+    return seeded_generator("evidence", seed, device=standard_deviation(initial).device)
 
 
 def _bridge(log_joint: LogDensity, initial: Distribution, path: Path | None, context: Tensor | None) -> Bridge:
