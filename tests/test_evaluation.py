@@ -1,6 +1,7 @@
 """Likelihoods to believe: what is reported is right, doubts itself where it should, and survives interruption."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.distributions import Bernoulli, Independent, Normal
 
 import mcvae
+from mcvae.core.verdict import ADVICE
 from mcvae.models import PPCA
 from mcvae.runs.config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from mcvae.training.evaluate_run import evaluate_run
@@ -128,7 +130,7 @@ def test_two_ways_to_the_evidence_of_a_logistic_regression_agree():
         log_joint, laplace, kernel=mcvae.hmc(8), schedule="sigmoid", **settings, generator=generator(1)
     )
     for evidence in (from_prior, from_laplace):
-        assert evidence.verdict() == "converged"
+        assert not {"few", "tail", "noisy", "disagreeing", "elsewhere", "hidden"} & set(evidence.doubts()[0])
     assert abs(from_prior.log_evidence - from_laplace.log_evidence) < 0.1
 
 
@@ -144,31 +146,61 @@ def test_too_small_a_budget_is_called_not_converged():
     assert "more temperatures" in evidence.verdict()
 
 
+def one_datum(**changed):
+    """A sound estimate of one datum, with parts of it changed."""
+    initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
+    evidence = mcvae.estimate_log_evidence(lambda z: -z.square().sum(-1), initial, seed=0)
+    checks = evidence.checks._replace(**{name: changed.pop(name) for name in list(changed) if name in CHECKS})
+    return evidence._replace(checks=checks, **changed)
+
+
+CHECKS = ("strays", "hidden", "drift")
+
+
 def test_every_doubt_has_a_cause_and_advice():
-    log_weight = torch.zeros(64, 1)
-    sound = mcvae.estimate_log_evidence(
-        lambda z: -z.square().sum(-1), wide_initial(), num_steps=8, num_samples=64, generator=generator()
-    )
-    sound = sound._replace(**{name: getattr(sound, name)[:1] for name in sound._fields[:5]}, log_weights=log_weight)
-    sound = sound._replace(
-        num_nonfinite=torch.zeros(1), moved=torch.zeros(1), ess=torch.full((1,), 60.0), standard_error=torch.zeros(1)
-    )
-    sound = sound._replace(pareto_k=torch.zeros(1))
+    sound = one_datum()
     assert sound.verdict() == "converged"
+    second = sound.checks.log_evidence
     wrong = {
-        "moving": {"moved": torch.tensor([0.2])},
-        "tail": {"pareto_k": torch.tensor([0.9]), "ess": torch.tensor([20.0])},
-        "few": {"ess": torch.tensor([1.5])},
-        "noisy": {"standard_error": torch.tensor([0.5])},
-        "stuck": {"acceptance": torch.tensor([0.01])},
-        "broken": {"num_nonfinite": torch.tensor([3])},
         "empty": {"log_evidence": torch.tensor([-torch.inf])},
+        "broken": {"num_nonfinite": torch.tensor([3])},
+        "coarse": {"resolution": torch.tensor([0.2])},
+        "stuck": {"acceptance": torch.tensor([0.01])},
+        "unfinished": {"tuning": sound.tuning._replace(reached=0.3)},
+        "elsewhere": {"strays": torch.tensor([0.1])},
+        "hidden": {"hidden": torch.tensor([0.5])},
+        "disagreeing": {"log_evidence": second - 2},
+        "drifting": {"drift": torch.tensor([9.0])},
+        "moving": {"moved": torch.tensor([0.2]), "standard_error": torch.zeros(1)},
+        "few": {"ess": torch.tensor([1.5])},
+        "tail": {"pareto_k": torch.tensor([0.9]), "ess": torch.tensor([20.0])},
+        "noisy": {"standard_error": torch.tensor([0.5])},
     }
-    assert set(wrong) == set(mcvae.core.evidence.ADVICE)
+    assert set(wrong) == set(ADVICE)
     for name, change in wrong.items():
-        changed = sound._replace(**change)
+        changed = one_datum(**change)
         assert name in changed.doubts()[0]
-        assert mcvae.core.evidence.ADVICE[name] in changed.verdict()
+        assert ADVICE[name] in changed.verdict()
+        assert not changed.converged.any()
+
+
+def test_a_heavy_tail_is_read_whatever_the_effective_sample_size():
+    assert "tail" in one_datum(pareto_k=torch.tensor([1.8]), ess=torch.tensor([60.0])).doubts()[0]
+
+
+def test_all_reasons_are_shown_and_the_gravest_first():
+    """Of five reasons three were shown, and "no chain ended where the density is positive" was not among them."""
+    everything = one_datum(
+        log_evidence=torch.tensor([-torch.inf]),
+        standard_error=torch.tensor([torch.inf]),
+        ess=torch.zeros(1),
+        pareto_k=torch.tensor([torch.inf]),
+        acceptance=torch.zeros(1),
+    )
+    said = everything.verdict()
+    for name in ("empty", "stuck", "few", "tail", "noisy"):
+        assert ADVICE[name] in said
+    assert said.index(ADVICE["empty"]) < said.index(ADVICE["noisy"])
 
 
 def test_adaptive_temperatures_beat_even_ones_from_the_prior():
@@ -211,6 +243,146 @@ def test_mistakes_are_named():
 
 
 # Over a model and data
+
+
+class BatchNormEncoder(nn.Module):
+    """A network whose rows influence each other, and whose statistics move, in train mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 4))
+
+    def forward(self, x):
+        location, scale = self.body(x).chunk(2, -1)
+        return Independent(Normal(location, scale.exp()), 1)
+
+
+def test_evaluation_is_in_eval_mode_and_changes_nothing():
+    torch.manual_seed(0)
+    decoder = nn.Linear(2, 6)
+    encoder = BatchNormEncoder()
+    model = mcvae.LatentVariableModel(encoder, lambda z: Independent(Bernoulli(logits=decoder(z)), 1))
+    encoder.body[1].eval()  # modes that differ are restored one by one
+    x = (torch.rand(12, 6, generator=generator()) < 0.5).double()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first = mcvae.evaluate(model, x, protocol="paper", simulated=0)
+    assert encoder.training
+    assert not encoder.body[1].training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    second = mcvae.evaluate(model, x, protocol="paper", simulated=0)
+    assert first.table == second.table
+
+
+def test_arrays_pairs_and_seeds_are_accepted():
+    model, x, _ = ppca_model(latent_dim=3, data_dim=6, num_data=10)
+    options = {"protocol": mcvae.Protocol(num_steps=4, num_samples=8), "simulated": 0}
+    expected = mcvae.evaluate(model, x, **options).table
+    pairs = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, torch.zeros(10)), batch_size=10)
+    for data in (x.numpy(), pairs, [x.numpy()]):
+        assert mcvae.evaluate(model, data, **options).table == expected
+    with pytest.raises(TypeError, match="data must be a tensor, a NumPy array, or batches of those, got str"):
+        mcvae.evaluate(model, ["x"], **options)
+    bridge = model.bridge(x)
+    first, second = (
+        mcvae.estimate_log_evidence(bridge.log_joint, bridge.initial, num_steps=4, check=False, seed=3)
+        for _ in range(2)
+    )
+    assert torch.equal(first.log_evidence, second.log_evidence)
+    with pytest.raises(ValueError, match="a generator or a seed, not both"):
+        mcvae.estimate_log_evidence(bridge.log_joint, bridge.initial, seed=3, generator=generator())
+
+
+def test_time_left_is_written(capsys, monkeypatch):
+    from mcvae.evaluation import batches
+
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr(batches.time, "monotonic", lambda: next(clock))
+    assert list(batches.with_time_left("abcdef", 6)) == list("abcdef")
+    assert "about" in capsys.readouterr().err
+
+
+def test_auto_without_temperatures_is_refused():
+    model, x, _ = ppca_model(latent_dim=3, data_dim=6, num_data=10)
+    with pytest.raises(ValueError, match="max_steps must be at least 1"):
+        mcvae.evaluate(model, x, protocol=mcvae.Protocol(max_steps=0))
+
+
+@pytest.mark.parametrize(("number", "limit"), [(10, 3), (100, 99), (7, 7), (5, 9), (1000, 16)])
+def test_a_limit_is_evenly_spaced(number, limit):
+    """The named wrong version takes every n-th and cuts: of 100 data it took the first 99 for a limit of 99."""
+    from mcvae.evaluation import evenly_spaced
+
+    chosen = evenly_spaced(number, limit)
+    assert len(chosen) == min(number, limit)
+    assert len(set(chosen.tolist())) == len(chosen)
+    gaps = torch.cat([torch.tensor([-1]), chosen, torch.tensor([number])]).diff().double()
+    assert gaps[1:-1].max() - gaps[1:-1].min() <= 1 if len(chosen) > 1 else True
+    assert abs(gaps[0] - gaps[-1]) <= 1
+
+
+def test_the_jackknife_finds_the_bias_of_log_of_a_mean():
+    """Over 4,000 repetitions of 16 lognormal weights; the named wrong version is no correction."""
+    log_weight = torch.randn(16, 4000, generator=generator()) - 0.5  # mean weight 1
+    found = mcvae.iwae(log_weight)
+    assert abs((found + mcvae.jackknife_bias(log_weight)).mean()) < 0.3 * abs(found.mean())
+    assert found.mean() < -0.03
+
+
+def test_a_set_is_certified_or_told_how_far_it_is():
+    model, x, truth = ppca_model(latent_dim=3, data_dim=6, num_data=30)
+    fine = mcvae.evaluate(model, x, simulated=32).summary
+    assert fine["verdict"].startswith("converged, certified within 0.1 nat")
+    assert fine["remaining"] <= 0.1
+    assert abs(fine["nll"] + truth.mean()) < 0.1
+    assert fine["bits_per_dim"] == pytest.approx(fine["nll"] / 6 / math.log(2))
+    assert mcvae.evaluate(model, x, simulated=0).summary["verdict"].startswith("no contradiction found")
+    hard, x, _ = ppca_model(latent_dim=40, data_dim=80, num_data=16)
+    coarse = mcvae.evaluate(hard, x, protocol=mcvae.Protocol(num_steps=1, num_samples=16), simulated=32).summary
+    assert coarse["verdict"].startswith("not converged, because")
+    assert coarse["remaining"] > 1
+
+
+def test_noise_is_no_alarm():
+    """Changes that average to nothing: their mean size exceeds the tolerance, their mean does not."""
+    from mcvae.evaluation import Certificate
+
+    noisy = torch.tensor([0.3, -0.3] * 8)
+    found = Certificate.of(torch.full((16,), 0.01), noisy, {"gap": 0.01, "gap_se": 0.01})
+    assert found.verdict([()] * 16, 0.1).startswith("converged")
+    moved = Certificate.of(torch.full((16,), 0.01), noisy + 0.4, {"gap": 0.01, "gap_se": 0.01})
+    assert "more temperatures still change it" in moved.verdict([()] * 16, 0.1)
+
+
+def test_another_decoder_prior_or_objective_does_not_use_what_was_saved(tmp_path):
+    """Functions have no weights: the named wrong version compares state dictionaries only."""
+    x = (torch.rand(20, 6, generator=generator()) < 0.5).double()
+    encoder = lambda x: Independent(Normal(torch.zeros(len(x), 2), torch.ones(len(x), 2)), 1)
+    options = {"protocol": mcvae.Protocol(num_steps=2, num_samples=4), "simulated": 0}
+
+    def model(scale):
+        return mcvae.LatentVariableModel(
+            encoder,
+            lambda z: Independent(Bernoulli(logits=scale * z.sum(-1, keepdim=True).expand(*z.shape[:-1], 6)), 1),
+        )
+
+    def interrupt(work):
+        yield next(iter(work))
+        raise KeyboardInterrupt
+
+    objectives = [None, mcvae.recipes.iwae(num_samples=3), mcvae.recipes.iwae(num_samples=5)]
+    for scale, objective in [(1.0, None), (2.0, None), (2.0, objectives[1]), (2.0, objectives[2])]:
+        with pytest.raises(KeyboardInterrupt):
+            mcvae.evaluate(
+                model(1.5 * scale),
+                torch.split(x, 10),
+                **options,
+                objective=objectives[1],
+                folder=tmp_path,
+                progress=interrupt,
+            )
+        found = mcvae.evaluate(model(scale), torch.split(x, 10), **options, objective=objective, folder=tmp_path)
+        assert found.table == mcvae.evaluate(model(scale), torch.split(x, 10), **options, objective=objective).table
 
 
 @pytest.mark.slow

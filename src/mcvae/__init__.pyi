@@ -16,8 +16,10 @@ from .core.bridge import (
     Step as Step,
     select as select,
 )
+from .core.constrained import Constrained as Constrained, constrained as constrained
 from .core.diagnostics import (
     effective_sample_size as effective_sample_size,
+    jackknife_bias as jackknife_bias,
     pareto_k as pareto_k,
     standard_error as standard_error,
 )
@@ -31,6 +33,7 @@ from .core.estimator import AnnealedEstimator as AnnealedEstimator, Estimate as 
 from .core.evidence import (
     Evidence as Evidence,
     Sandwich as Sandwich,
+    bayes_factor as bayes_factor,
     estimate_log_evidence as estimate_log_evidence,
     sandwich_log_evidence as sandwich_log_evidence,
 )

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["effective_sample_size", "pareto_k", "standard_error"]
+__all__ = ["effective_sample_size", "jackknife_bias", "pareto_k", "standard_error"]
 
 
 def effective_sample_size(log_weight: Tensor) -> Tensor:
@@ -32,6 +32,23 @@ def standard_error(log_weight: Tensor) -> Tensor:
     share = log_weight.softmax(0)  # w_i / Σw
     variance = (share - 1 / num_samples).square().sum(0) * num_samples / (num_samples - 1)
     return variance.sqrt().nan_to_num(nan=torch.inf)
+
+
+def jackknife_bias(log_weight: Tensor) -> Tensor:
+    """By how much log p̂ = log mean w is too low in expectation, by the jackknife, `[S, B] -> [B]`.
+
+    Add it to correct the bias of Jensen's inequality to first order, about half of the relative variance of p̂. inf if
+    there are fewer than two chains, or one has all the weight: then nothing can be said.
+
+    >>> jackknife_bias(torch.zeros(8, 1))
+    tensor([0.])
+    """
+    num_samples = log_weight.shape[0]
+    if num_samples < 2:
+        return torch.full_like(log_weight[0], torch.inf)
+    shortfall = math.log1p(-1 / num_samples) - torch.log1p(-log_weight.softmax(0))  # log p̂ - log p̂ without a chain
+    bias: Tensor = (num_samples - 1) * shortfall.mean(0)
+    return bias.nan_to_num(nan=torch.inf).relu()
 
 
 def pareto_k(log_weight: Tensor) -> Tensor:

@@ -3,10 +3,10 @@
 A pilot tunes and returns a frozen estimator; its chains are run; the evidence is the diagnosis of their weights.
 """
 
-from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -15,18 +15,30 @@ from torch.distributions import Distribution
 from mcvae.core.annealing import Trajectory
 from mcvae.core.bounds import iwae
 from mcvae.core.bridge import Bridge, State, Step
-from mcvae.core.compiled import CompiledChain, CompiledKernel
+from mcvae.core.checks import Checks, check
 from mcvae.core.diagnostics import effective_sample_size, pareto_k, standard_error
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.core.kernels import Kernel, hmc
+from mcvae.core.kernels import Kernel
 from mcvae.core.paths import GeometricPath, Path
+from mcvae.core.pilot import Pilot, pilot
+from mcvae.core.randomness import seeded_generator
 from mcvae.core.resampling import Resampling, systematic
-from mcvae.core.schedules import FixedSchedule, Schedule
+from mcvae.core.schedules import Schedule
 from mcvae.core.scores import LogDensity
-from mcvae.core.step_sizes import FixedStepSizes, StepSizes
-from mcvae.core.tuning import Spacing, Tuning, spaced, tune
+from mcvae.core.starts import Frame
+from mcvae.core.step_sizes import standard_deviation
+from mcvae.core.tuning import Spacing, Tuning
+from mcvae.core.verdict import verdict
 
-__all__ = ["Evidence", "Pilot", "Sandwich", "diagnose", "estimate_log_evidence", "pilot", "sandwich_log_evidence"]
+__all__ = [
+    "Evidence",
+    "Sandwich",
+    "bayes_factor",
+    "diagnose",
+    "diagnose_sandwich",
+    "estimate_log_evidence",
+    "sandwich_log_evidence",
+]
 
 
 class Evidence(NamedTuple):
@@ -60,6 +72,10 @@ class Evidence(NamedTuple):
     """What the pilot found; hand it to `tuning=` to use it again."""
     tolerance: float
     """How far, in nats, `moved` may be from 0 in a converged estimate."""
+    resolution: Tensor
+    """Rounding of the log density at the end states, in nats, `[B]`."""
+    checks: Checks | None = None
+    """What independent witnesses found; None if they were not asked."""
 
     @property
     def num_steps(self) -> int:
@@ -73,8 +89,17 @@ class Evidence(NamedTuple):
 
     @property
     def step_sizes(self) -> Tensor:
-        """The step sizes used: what was given, or `[K, B, D]`."""
-        return self.estimator.step_sizes(self.bridge.initial).detach()
+        """The step sizes used: what was given, or `[K, B, D]`, in the coordinates of `frame`."""
+        return self.estimator.step_sizes(self._run_bridge.initial).detach()
+
+    @property
+    def frame(self) -> Frame | None:
+        """Coordinates in which the chains ran, if the pilot found a better start; else those of the latents."""
+        return None if self.tuning is None else self.tuning.frame
+
+    @property
+    def _run_bridge(self) -> Bridge:
+        return self.bridge if self.frame is None else self.frame.bridge(self.bridge)
 
     def posterior(self, num_samples: int, *, num_moves: int = 10, generator: Generator | None = None) -> Tensor:
         """Equally weighted samples of the posterior, `[N, B, D]`.
@@ -98,17 +123,76 @@ class Evidence(NamedTuple):
         if not self.num_steps or not kernels[-1].accepts or not num_moves:
             return z
         one, step_size = self.temperatures.new_ones(()), self.step_sizes[-1].to(z)
+        bridge, frame = self._run_bridge, self.frame
+        z = z if frame is None else frame.from_latents(z)
         with torch.no_grad():
-            state = State(self.bridge.evaluate(z, with_score=bool(kernels[-1].uses_score)))
+            state = State(bridge.evaluate(z, with_score=bool(kernels[-1].uses_score)))
             for _ in range(num_moves):
                 step = Step(self.num_steps, self.num_steps, one, one, step_size)
-                state = kernels[-1](self.bridge, state, step, generator=generator).state
-        return state.point.z
+                state = kernels[-1](bridge, state, step, generator=generator).state
+        return state.point.z if frame is None else frame.to_latents(state.point.z)
+
+    def expectation(self, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """E[f(z)] under the posterior, and its standard error, `[B, ...]` each: a weighted mean over the chains.
+
+        Args:
+            function: f, `[S, B, D] -> [S, B, ...]`.
+
+        >>> from torch.distributions import Independent, Normal
+        >>> initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
+        >>> e = estimate_log_evidence(lambda z: -0.5 * (z - 1).square().sum(-1), initial, seed=0)
+        >>> mean, error = e.expectation(lambda z: z)
+        >>> bool(((mean - 1).abs() < 4 * error).all())
+        True
+        """
+        values = function(self.latents).double()
+        if values.shape[:2] != self.log_weights.shape:
+            raise ValueError(
+                f"function must return [S, B, ...] = {list(self.log_weights.shape)} and more, got "
+                f"{list(values.shape)}. It gets latents [S, B, D] and must keep the first two dimensions."
+            )
+        share = self.log_weights.softmax(0).to(values).reshape(*self.log_weights.shape, *[1] * (values.dim() - 2))
+        mean = (share * values).sum(0)
+        number = len(share)
+        error = (share.square() * (values - mean).square()).sum(0).sqrt() * (number / max(1, number - 1)) ** 0.5
+        return mean, error
+
+    def to_arviz(self, num_samples: int = 1000, *, name: str = "z", generator: Generator | None = None) -> Any:
+        """Posterior samples as `arviz.InferenceData`: one chain of N draws, `[D]` each, or `[B, D]` of several data.
+
+        Needs the extra `mcvae[arviz]`. Draws are resampled, so they are equally weighted, and copies count as such.
+
+        Args:
+            num_samples: N.
+            name: of the variable.
+            generator: source of all randomness.
+        """
+        try:
+            arviz: Any = import_module("arviz")
+        except ImportError as error:
+            raise ImportError("e.to_arviz() needs ArviZ: pip install 'mcvae[arviz]'.") from error
+        draws = self.posterior(num_samples, generator=generator)
+        draws = draws.squeeze(1) if draws.shape[1] == 1 else draws
+        found = arviz.from_dict(posterior={name: draws.detach().cpu().numpy()[None]})
+        found.posterior.attrs.update(
+            log_evidence=self.log_evidence.tolist(),
+            standard_error=self.standard_error.tolist(),
+            verdict=self.verdict(),
+        )
+        return found
+
+    @property
+    def confirmed(self) -> Tensor:
+        """Whether independent evidence was asked for, and precise enough to agree or not, `[B]`, bool."""
+        if self.checks is None:
+            return torch.zeros_like(self.log_evidence, dtype=torch.bool)
+        return self.checks.standard_error <= 3 * self.tolerance
 
     @property
     def converged(self) -> Tensor:
-        """Whether nothing speaks against the estimate of a datum, `[B]`, bool."""
-        return torch.tensor([not found for found in self.doubts()], device=self.log_evidence.device)
+        """Whether nothing speaks against the estimate of a datum, and independent evidence for it, `[B]`, bool."""
+        sound = torch.tensor([not found for found in self.doubts()], device=self.log_evidence.device)
+        return sound & self.confirmed
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Interval for log p(x) from the spread of the chains, `[B]` each. Believe it only if `converged`."""
@@ -119,44 +203,38 @@ class Evidence(NamedTuple):
         """For every datum, the names of what speaks against its estimate: keys of `ADVICE`."""
         num_samples = len(self.log_weights)
         noise = 2.8 * self.standard_error  # twice the error of a difference
+        share = self.ess / num_samples
         failing = {
-            "moving": self.moved.abs() > self.tolerance + noise,
-            "tail": (self.pareto_k > 0.7) & (self.ess < 0.5 * num_samples),  # of few chains k alone is noise
-            "few": self.ess < max(2.0, 0.1 * num_samples),
-            "noisy": ~(self.standard_error <= 2 * self.tolerance),
-            "stuck": self.acceptance < 0.375 * self.estimator.target_acceptance,
-            "broken": self.num_nonfinite > 0.01 * num_samples,
             "empty": ~self.log_evidence.isfinite(),
+            "broken": self.num_nonfinite > 0.01 * num_samples,
+            "coarse": self.resolution > self.tolerance,
+            "stuck": self.acceptance < 0.375 * self.estimator.target_acceptance,
+            "unfinished": torch.full_like(share, self.tuning is not None and self.tuning.reached < 1, dtype=torch.bool),
+            **self._contradictions(),
+            "moving": self.moved.abs() > self.tolerance + noise,
+            "few": self.ess < max(2.0, 0.1 * num_samples),
+            "tail": self.pareto_k > torch.where(share < 0.5, 0.7, 1.0),  # of nearly equal weights k is mostly noise
+            "noisy": ~(self.standard_error <= 2 * self.tolerance),
         }
         flags = torch.stack(list(failing.values()), 1).tolist()
         return [tuple(name for name, flag in zip(failing, row, strict=True) if flag) for row in flags]
 
+    def _contradictions(self) -> dict[str, Tensor]:
+        """What independent witnesses say against the estimate, `[B]` each."""
+        if self.checks is None:
+            return {}
+        gap = (self.log_evidence - self.checks.log_evidence).abs()
+        error = (self.standard_error.square() + self.checks.standard_error.square()).sqrt()
+        return {
+            "elsewhere": self.checks.strays > 0.02,  # more than one of 64 chains
+            "hidden": self.checks.hidden > 0.15,
+            "disagreeing": gap > 3 * error + 0.5 * self.tolerance,
+            "drifting": self.checks.drift > 5,
+        }
+
     def verdict(self) -> str:
-        """One sentence for all data: converged, or why not and what to do."""
-        return verdict(self.doubts())
-
-
-ADVICE = {
-    "moving": "it still moved by more than the tolerance when temperatures were doubled: raise max_steps",
-    "tail": "its weights have a heavy tail (k > 0.7): use more temperatures",
-    "few": "fewer than a tenth of its chains carry the weight: use more temperatures",
-    "noisy": "its standard error exceeds twice the tolerance: use more chains, or more temperatures",
-    "stuck": "its chains hardly move (acceptance far below the target): let the pilot choose the step sizes, or give "
-    "smaller ones",
-    "broken": "more than 1 % of its chains met a density that could not be evaluated: check the model's numerics",
-    "empty": "no chain ended where the density is positive: start from a wider distribution",
-}
-"""What can speak against an estimate, and what helps."""
-
-
-def verdict(doubts: list[tuple[str, ...]]) -> str:
-    """One sentence over the `doubts` of many data."""
-    unsure = sum(bool(found) for found in doubts)
-    if not unsure:
-        return "converged"
-    counted = Counter(name for found in doubts for name in found).most_common(3)
-    share = f"{unsure} of {len(doubts)}: " if len(doubts) > 1 else ""
-    return f"not converged, because ({share}" + "; ".join(f"{ADVICE[name]} [{n}]" for name, n in counted) + ")"
+        """One sentence for all data: converged, no contradiction found, or not converged, why and what to do."""
+        return verdict(self.doubts(), self.confirmed.tolist())
 
 
 class Sandwich(NamedTuple):
@@ -171,17 +249,6 @@ class Sandwich(NamedTuple):
     reverse: Evidence
     """The reversed chains: an estimate of log 1/p(x). Standard error, ESS and k̂ are NaN if all chains of a datum
     started from one posterior sample: they are not independent."""
-
-
-class Pilot(NamedTuple):
-    """What pilot chains decided; from here on nothing is tuned."""
-
-    estimator: AnnealedEstimator
-    """Frozen."""
-    tuning: Tuning | None
-    """What the pilot found; None if step sizes and temperatures were given."""
-    moved: Tensor
-    """By how much the estimate rose when the number of temperatures was last doubled, `[B]`; NaN if it was given."""
 
 
 def estimate_log_evidence(
@@ -200,12 +267,15 @@ def estimate_log_evidence(
     context: Tensor | None = None,
     resample: Resampling | float | None = None,
     compile: bool = False,
+    check: bool = True,
     generator: Generator | None = None,
+    seed: int | None = None,
 ) -> Evidence:
     """Estimate log ∫ exp(log_joint(z)) dz by annealed importance sampling: pilot, freeze, run.
 
-    Pilot chains find the step sizes and the temperatures, further ones their number; then everything is frozen, and
-    fresh chains are weighted. `Evidence.verdict()` says whether to believe the result.
+    Pilot chains find the start, the step sizes and the temperatures, further ones their number; then everything is
+    frozen, and fresh chains are weighted. Others, from other starts, look for what these may have missed.
+    `Evidence.verdict()` says whether to believe the result.
 
     Args:
         log_joint: unnormalised log density, `[S, B, D] -> [S, B]`.
@@ -228,16 +298,19 @@ def estimate_log_evidence(
             others on the way (an SMC sampler), and the error comes from independent islands of chains.
         compile: compile a move, which takes seconds, for the pilot and for the chains: pays for small models and long
             chains. See `AnnealedEstimator`.
+        check: ask independent witnesses, without which nothing is called converged; see `Evidence.checks`.
         generator: source of all randomness.
+        seed: instead of a generator.
 
     >>> from torch.distributions import Independent, Normal
     >>> initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
     >>> log_joint = lambda z: -0.5 * (z - 1).square().sum(-1)  # log evidence: log 2π = 1.838
-    >>> e = estimate_log_evidence(log_joint, initial, generator=torch.Generator().manual_seed(0))
+    >>> e = estimate_log_evidence(log_joint, initial, seed=0)
     >>> bool((e.log_evidence - 1.838).abs() < 4 * e.standard_error + 0.01), e.verdict()
     (True, 'converged')
     """
     bridge = _bridge(log_joint, initial, path, context)
+    generator = _source(generator, seed, initial)
     with torch.no_grad():
         found = pilot(
             bridge,
@@ -249,11 +322,35 @@ def estimate_log_evidence(
             tuning=tuning,
             tolerance=tolerance,
             max_steps=max_steps,
+            fit=num_steps == "auto",
             resample=resample,
             compile=compile,
             generator=generator,
         )
-        return diagnose(bridge, found, tolerance=tolerance, generator=generator)
+        evidence = diagnose(bridge, found, tolerance=tolerance, generator=generator)
+        return with_checks(evidence, generator=generator) if check else evidence
+
+
+def bayes_factor(first: Evidence, second: Evidence) -> tuple[Tensor, Tensor]:
+    """Log Bayes factor of the first model over the second for every datum, and its standard error, `[B]` each.
+
+    The two must come from independent random streams: other seeds.
+
+    >>> from torch.distributions import Independent, Normal
+    >>> initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
+    >>> first = estimate_log_evidence(lambda z: -0.5 * z.square().sum(-1), initial, seed=0)
+    >>> second = estimate_log_evidence(lambda z: -0.5 * z.square().sum(-1) - 1.0, initial, seed=1)
+    >>> factor, error = bayes_factor(first, second)
+    >>> bool((factor - 1.0).abs() < 4 * error)
+    True
+    """
+    if first.log_evidence.shape != second.log_evidence.shape:
+        raise ValueError(
+            f"a Bayes factor compares two models on the same data, got {len(first.log_evidence)} and "
+            f"{len(second.log_evidence)} of them."
+        )
+    error = (first.standard_error.square() + second.standard_error.square()).sqrt()
+    return first.log_evidence - second.log_evidence, error
 
 
 def sandwich_log_evidence(
@@ -272,6 +369,7 @@ def sandwich_log_evidence(
     path: Path | None = None,
     context: Tensor | None = None,
     generator: Generator | None = None,
+    seed: int | None = None,
 ) -> Sandwich:
     """Bound log p(x) from both sides by bidirectional Monte Carlo (Grosse et al., 2015).
 
@@ -281,7 +379,7 @@ def sandwich_log_evidence(
     Args:
         posterior_sample: exact posterior samples, `[B, D]` (as from `model.simulate`) or `[S, B, D]`.
         log_joint, initial, kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, path,
-            context, generator: as for `estimate_log_evidence`; both directions share temperatures and step sizes.
+            context, generator, seed: as for `estimate_log_evidence`; both directions share temperatures and step sizes.
 
     >>> from torch.distributions import Independent, Normal
     >>> initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
@@ -293,6 +391,7 @@ def sandwich_log_evidence(
     True
     """
     bridge = _bridge(log_joint, initial, path, context)
+    generator = _source(generator, seed, initial)
     with torch.no_grad():
         found = pilot(
             bridge,
@@ -307,119 +406,6 @@ def sandwich_log_evidence(
             generator=generator,
         )
         return diagnose_sandwich(bridge, found, posterior_sample, tolerance=tolerance, generator=generator)
-
-
-def pilot(
-    bridge: Bridge,
-    *,
-    kernel: Kernel | None = None,
-    num_steps: int | Literal["auto"] = "auto",
-    num_samples: int = 64,
-    step_size: float | Tensor | Literal["pilot"] = "pilot",
-    schedule: Schedule | Spacing | None = None,
-    tuning: Tuning | None = None,
-    tolerance: float = 0.1,
-    max_steps: int = 1024,
-    shared: bool = False,
-    resample: Resampling | float | None = None,
-    compile: bool = False,
-    generator: Generator | None = None,
-) -> Pilot:
-    """Check the settings, tune what is not given on chains that do not count, and freeze.
-
-    Args:
-        bridge: the densities.
-        shared: one step size for all data, in units of their scales, to be used for other data.
-        kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, resample, compile,
-            generator: as for `estimate_log_evidence`.
-    """
-    kernel = hmc(3) if kernel is None else kernel
-    _check_settings(kernel, num_steps, num_samples, step_size, tolerance, max_steps)
-    if resample is not None and not isinstance(resample, Resampling):
-        resample = Resampling(resample)
-    given = schedule if isinstance(schedule, Schedule) else None
-    fixed = None if isinstance(step_size, str) else step_size
-    if isinstance(fixed, float | int):
-        fixed = torch.tensor(float(fixed), device="cpu")
-    without_steps = num_steps == 0 or (given is not None and given.num_steps == 0)
-    untuned = fixed is not None and (given is not None or schedule in (None, "sigmoid"))
-    if tuning is None and not untuned and not without_steps:
-        spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
-        tuning = tune(bridge, CompiledKernel(kernel) if compile else kernel, spacing=spacing, generator=generator)
-    tuning = tuning.shared() if tuning is not None and shared else tuning
-
-    chain = CompiledChain() if compile else None  # one for all numbers of steps
-
-    def frozen(number: int) -> AnnealedEstimator:
-        temperatures = tuning.temperatures(number) if tuning is not None else spaced("sigmoid", number)
-        ladder = FixedSchedule(temperatures) if given is None else given
-        if fixed is not None or tuning is None:
-            steps: StepSizes = FixedStepSizes(ladder.num_steps, ladder().new_ones(()) if fixed is None else fixed)
-        else:
-            steps = tuning.relative_step_sizes(kernel, ladder().detach())
-        estimator = AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=iwae, resample=resample)
-        estimator.compiled = chain
-        return estimator
-
-    number, moved = _choose_num_steps(bridge, frozen, num_steps, given, fixed, tolerance, max_steps, generator)
-    return Pilot(frozen(number), tuning, moved)
-
-
-def _check_settings(
-    kernel: Kernel,
-    num_steps: int | str,
-    num_samples: int,
-    step_size: float | Tensor | str,
-    tolerance: float,
-    max_steps: int,
-) -> None:
-    if not isinstance(kernel, Kernel):
-        raise TypeError(f"kernel must be a Kernel such as mcvae.hmc(3), got {kernel}. Call a shorthand to build it.")
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be positive, in nats, got {tolerance}.")
-    if num_steps != "auto" and (isinstance(num_steps, str) or num_steps < 0):
-        raise ValueError(f'num_steps must be "auto" or a number, which must not be negative, got {num_steps!r}.')
-    if num_steps == "auto" and max_steps < 1:
-        raise ValueError(f'max_steps must be at least 1 if num_steps is "auto", got {max_steps}.')
-    if isinstance(step_size, str) and step_size != "pilot":
-        raise ValueError(f'step_size must be a number, a tensor or "pilot", got "{step_size}".')
-
-
-_FIRST = 16
-"""Temperatures of the first trial."""
-
-
-def _choose_num_steps(
-    bridge: Bridge,
-    frozen: Callable[[int], AnnealedEstimator],
-    num_steps: int | Literal["auto"],
-    schedule: Schedule | None,
-    step_size: Tensor | None,
-    tolerance: float,
-    max_steps: int,
-    generator: Generator | None,
-) -> tuple[int, Tensor]:
-    """K, and by how much the estimate moved when it was last doubled, `[B]`; on chains that do not count."""
-    unknown = torch.full(bridge.initial.batch_shape, torch.nan, dtype=torch.float64, device="cpu")
-    if schedule is not None:
-        return schedule.num_steps, unknown
-    if num_steps != "auto":
-        return num_steps, unknown
-    if step_size is not None and step_size.dim() > 0:
-        return len(step_size), unknown
-    current = min(_FIRST, max_steps)
-    log_weight = frozen(current).run(bridge, generator=generator).log_weight
-    moved = torch.full_like(log_weight[0], torch.inf)
-    while 2 * current <= max_steps:
-        current *= 2
-        better = frozen(current).run(bridge, generator=generator).log_weight
-        moved = (iwae(better) - iwae(log_weight)).nan_to_num(nan=torch.inf)
-        log_weight = better
-        if max(moved.abs().mean(), standard_error(log_weight).mean()) < tolerance:
-            break
-    return current, moved
 
 
 def diagnose(
@@ -439,12 +425,31 @@ def diagnose(
         max_rows: chains × data that are held in memory at once; chains run in portions if there are more.
         generator: source of all randomness.
     """
-    estimator = pilot.estimator
+    estimator, run = pilot.estimator, pilot.bridge(bridge)
     trajectories = [
-        estimator.run(bridge, size, generator=generator)
+        estimator.run(run, size, generator=generator)
         for size in _portions(estimator.num_samples, max_rows, bridge, estimator.resample)
     ]
     return _evidence(bridge, pilot, trajectories, tolerance)
+
+
+@torch.no_grad()
+def with_checks(evidence: Evidence, *, generator: Generator | None = None) -> Evidence:
+    """Ask independent witnesses. What they say beyond their noise and that of the chains widens the standard error."""
+    if not bool(evidence.log_evidence.isfinite().all()):
+        return evidence
+    found = check(
+        evidence.bridge,
+        evidence.frame,
+        evidence.estimator,
+        evidence.log_weights,
+        evidence.latents,
+        generator=generator,
+    )
+    own, other = evidence.standard_error.square(), found.standard_error.square()
+    gap = (evidence.log_evidence - found.log_evidence).abs().nan_to_num(nan=0.0)
+    excess = (gap - 2 * (own + other).sqrt()).clamp(min=0).nan_to_num(nan=0.0)
+    return evidence._replace(checks=found, standard_error=(own + excess.square()).sqrt())
 
 
 def diagnose_sandwich(
@@ -465,8 +470,10 @@ def diagnose_sandwich(
             f"{list(posterior_sample.shape)}."
         )
     forward = diagnose(bridge, pilot, tolerance=tolerance, max_rows=max_rows, generator=generator)
-    parts = torch.split(posterior_sample.expand(shape), _portions(estimator.num_samples, max_rows, bridge))
-    trajectories = [estimator.run_reverse(bridge, exact, generator=generator) for exact in parts]
+    parts = list(torch.split(posterior_sample.expand(shape), _portions(estimator.num_samples, max_rows, bridge)))
+    run, frame = pilot.bridge(bridge), pilot.frame
+    parts = [exact if frame is None else frame.from_latents(exact) for exact in parts]
+    trajectories = [estimator.run_reverse(run, exact, generator=generator) for exact in parts]
     reverse = _evidence(bridge, pilot, trajectories, tolerance)
     reverse = reverse._replace(moved=torch.full_like(reverse.moved, torch.nan))
     if posterior_sample.dim() == 2:  # chains that share their start are not independent
@@ -484,6 +491,14 @@ def _portions(num_samples: int, max_rows: int | None, bridge: Bridge, resample: 
     return [min(size, num_samples - start) for start in range(0, num_samples, size)]
 
 
+def _source(generator: Generator | None, seed: int | None, initial: Distribution) -> Generator | None:
+    if seed is None:
+        return generator
+    if generator is not None:
+        raise ValueError("give a generator or a seed, not both.")
+    return seeded_generator("evidence", seed, device=standard_deviation(initial).device)
+
+
 def _bridge(log_joint: LogDensity, initial: Distribution, path: Path | None, context: Tensor | None) -> Bridge:
     return Bridge(initial, log_joint, path if path is not None else GeometricPath(), context)
 
@@ -492,6 +507,9 @@ def _evidence(bridge: Bridge, pilot: Pilot, trajectories: list[Trajectory], tole
     log_weight = torch.cat([trajectory.log_weight for trajectory in trajectories])
     shares = [len(trajectory.log_weight) / len(log_weight) for trajectory in trajectories]
     acceptance = torch.stack([share * t.acceptance for share, t in zip(shares, trajectories, strict=True)]).sum(0)
+    latents = torch.cat([trajectory.state.point.z for trajectory in trajectories])
+    log_p = torch.cat([trajectory.state.point.log_p for trajectory in trajectories])
+    typical = torch.where(log_p.isfinite(), log_p.abs(), torch.nan).nanmedian(0).values.nan_to_num(nan=0.0)
     resample = pilot.estimator.resample
     independent = log_weight
     if resample is not None:
@@ -506,12 +524,13 @@ def _evidence(bridge: Bridge, pilot: Pilot, trajectories: list[Trajectory], tole
         acceptance_per_step=acceptance,
         num_nonfinite=torch.cat([trajectory.nonfinite for trajectory in trajectories]).sum(0),
         log_weights=log_weight,
-        latents=torch.cat([trajectory.state.point.z for trajectory in trajectories]),
+        latents=latents if pilot.frame is None else pilot.frame.to_latents(latents),
         estimator=pilot.estimator,
         bridge=bridge,
         moved=pilot.moved.to(log_weight).expand(log_weight.shape[1:]),
         tuning=pilot.tuning,
         tolerance=tolerance,
+        resolution=torch.finfo(latents.dtype).eps * typical,
     )
 
 

@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Generator, Tensor
 
-from mcvae.core.bridge import Bridge, State, Step, select
+from mcvae.core.bridge import Bridge, Point, State, Step, select
 from mcvae.core.kernels import Kernel
 from mcvae.core.schedules import LinearSchedule, SigmoidSchedule
+from mcvae.core.starts import Frame
 from mcvae.core.step_sizes import FixedStepSizes, RelativeStepSizes, standard_deviation
 
-__all__ = ["Spacing", "Tuning", "pilot_step_sizes", "spaced", "tune"]
+__all__ = ["Exploration", "Spacing", "Tuning", "explore", "pilot_step_sizes", "spaced", "tune"]
 
 Spacing = Literal["adaptive", "sigmoid", "linear"]
 """How temperatures are spaced: by equal losses of conditional effective sample size as the pilot saw them, or fixed."""
@@ -34,6 +35,20 @@ class Tuning(NamedTuple):
     spread: Tensor
     """Spread of ∂ log γ_β / ∂β at 0 and there, `[M + 1]`: the rate at which weights drift apart."""
     spacing: Spacing = "adaptive"
+    reached: float = 1.0
+    """Temperature at which the pilot stopped for want of knots; 1 if it reached the end."""
+    frame: Frame | None = None
+    """Coordinates in which chains start from N(0, I), if the pilot found a better start than the initial one."""
+
+    @property
+    def length(self) -> float:
+        """How far the densities are apart: the spread, integrated over temperatures.
+
+        The relative variance of weights is at best its square over the number of temperatures.
+        """
+        grid = torch.cat([self.knots.new_zeros(1), self.knots, self.knots.new_ones(1)])
+        spread = torch.cat([self.spread, self.spread[-1:]])
+        return float(((spread[1:] + spread[:-1]) / 2 * grid.diff()).sum())
 
     def temperatures(self, num_steps: int) -> Tensor:
         """K interior temperatures, `[K]`.
@@ -64,14 +79,19 @@ class Tuning(NamedTuple):
     def save(self, path: str | PathLike[str]) -> None:
         """Write as JSON."""
         content = {name: getattr(self, name).tolist() for name in ("knots", "log_steps", "spread")}
-        File(path).write_text(json.dumps(content | {"spacing": self.spacing}) + "\n")
+        frame = None if self.frame is None else {name: value.tolist() for name, value in self.frame._asdict().items()}
+        content |= {"spacing": self.spacing, "reached": self.reached, "frame": frame}
+        File(path).write_text(json.dumps(content) + "\n")
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Tuning":
         """Read what `save` wrote."""
         content = json.loads(File(path).read_text())
         knots, log_steps, spread = (torch.tensor(content[name]) for name in ("knots", "log_steps", "spread"))
-        return cls(knots, log_steps, spread, content["spacing"])
+        frame = content.get("frame")
+        if frame is not None:
+            frame = Frame(torch.tensor(frame["mean"]), torch.tensor(frame["factor"]))
+        return cls(knots, log_steps, spread, content["spacing"], content.get("reached", 1.0), frame)
 
 
 def spaced(spacing: Literal["sigmoid", "linear"], num_steps: int) -> Tensor:
@@ -127,11 +147,49 @@ def tune(
     if spacing not in get_args(Spacing):
         raise ValueError(f"spacing must be one of {', '.join(get_args(Spacing))}, got {spacing!r}.")
     num_chains = min(32, max(8, 256 // bridge.initial.batch_shape[0])) if num_chains is None else num_chains
-    if spacing == "adaptive":
-        walk = _walk(bridge, kernel, None, target, num_chains, generator, num_knots or 200)
-    else:
-        walk = _walk(bridge, kernel, spaced(spacing, num_knots or 20), target, num_chains, generator)
-    return Tuning(*walk, spacing)
+    walk = _walk(
+        bridge,
+        kernel,
+        None if spacing == "adaptive" else spaced(spacing, num_knots or 20),
+        target,
+        num_chains,
+        generator,
+        num_knots or _MOST_KNOTS,
+    )
+    return Tuning(walk.knots, walk.log_steps, walk.spread, spacing, walk.reached)
+
+
+_MOST_KNOTS = 1000  # of an adaptive pilot; N(0, I) to a hundredth of its width in 500 dimensions takes about 300
+
+
+class Exploration(NamedTuple):
+    """Chains that walked to p(x, ·) for the sake of where they end."""
+
+    tuning: Tuning
+    """What they needed on their way."""
+    point: Point
+    """Where they ended, `[N, B, D]`."""
+
+    def last_step(self, kernel: Kernel, bridge: Bridge) -> Tensor:
+        """The step size they had at the end, `[B, D]`."""
+        return self.tuning.log_steps[-1].exp().unsqueeze(-1) * step_units(bridge, kernel)
+
+
+@torch.no_grad()
+def explore(
+    bridge: Bridge, kernel: Kernel, *, num_chains: int = 64, loss: float = 1.0, generator: Generator | None = None
+) -> Exploration:
+    """Walk from q to p(x, ·) in large steps, and see where chains end.
+
+    Args:
+        bridge: the densities.
+        kernel: the kernel that moves them.
+        num_chains: per datum.
+        loss: spread of log-weights from one temperature to the next.
+        generator: source of all randomness.
+    """
+    walk = _walk(bridge, kernel, None, None, num_chains, generator, _MOST_KNOTS, loss)
+    return Exploration(Tuning(walk.knots, walk.log_steps, walk.spread, "adaptive", walk.reached), walk.point)
 
 
 def pilot_step_sizes(
@@ -157,13 +215,23 @@ def pilot_step_sizes(
         units = step_units(bridge, kernel)
         if not len(betas):
             return units.new_zeros(0, 1, 1)
-        _, log_steps, _ = _walk(bridge, kernel, betas, target, num_chains, generator)
-        return log_steps.exp().unsqueeze(-1) * units
+        walk = _walk(bridge, kernel, betas, target, num_chains, generator)
+        return walk.log_steps.exp().unsqueeze(-1) * units
 
 
 def step_units(bridge: Bridge, kernel: Kernel) -> Tensor:
     """Step sizes of one standard deviation of the initial distribution in every dimension, `[B, D]`: HMC's mass."""
     return kernel.step_unit(standard_deviation(bridge.initial)).detach()
+
+
+class _Walk(NamedTuple):
+    """What pilot chains met on their way."""
+
+    knots: Tensor
+    log_steps: Tensor
+    spread: Tensor
+    point: Point
+    reached: float
 
 
 def _walk(
@@ -174,59 +242,82 @@ def _walk(
     num_chains: int,
     generator: Generator | None,
     max_knots: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Temperatures `[M]`, those given or adaptive ones, with log step sizes `[M, B]` and spread `[M + 1]`."""
+    loss: float = 0.5,
+) -> _Walk:
+    """Walk through temperatures `[M]`, those given or adaptive ones, and adapt the step on every move.
+
+    An adaptive temperature is put where log-weights spread by `loss` on the way to it.
+    """
     target = kernel.target_acceptance if target is None else target
     state = State(bridge.sample(num_chains, with_score=kernel.uses_score, generator=generator))
-    units = step_units(bridge, kernel)
+    scale = standard_deviation(bridge.initial)
+    units = kernel.step_unit(scale).detach()
     log_step = torch.full_like(units[:, 0], math.log(0.2))
     beta = units.new_zeros(())
     knots, tuned, spreads = list[Tensor](), list[Tensor](), [_spread(bridge, state, beta)]
     while len(knots) < (max_knots if betas is None else len(betas)):
-        beta = beta + (_LOSS / spreads[-1]).clamp(max=0.2) if betas is None else betas[len(knots)].to(units)
+        beta = beta + (loss / spreads[-1]).clamp(max=0.2) if betas is None else betas[len(knots)].to(units)
         if betas is None and beta > 0.999:
             break
-        step = Step(len(knots) + 1, max_knots if betas is None else len(betas), beta, beta, units)
-        log_step = _dual_averaging(bridge, kernel, state, step, log_step, target, 4 if tuned else 40, generator)
-        step = step._replace(step_size=log_step.exp().unsqueeze(-1) * units)
-        transition = kernel(bridge, state, step, generator=generator)
-        usable = ~transition.state.point.log_p.isnan()
-        state = State(select(usable, transition.state.point, state.point), transition.state.momentum)
+        unit = Step(len(knots) + 1, max_knots if betas is None else len(betas), beta, beta, units)
+        state, log_step = _adapt(bridge, kernel, state, unit, log_step, target, scale, not tuned, generator)
         knots.append(beta)
         tuned.append(log_step)
         spreads.append(_spread(bridge, state, beta))
-    return torch.stack(knots), torch.stack(tuned), torch.stack(spreads)
+    finished = betas is not None or len(knots) < max_knots
+    log_steps = _smooth(torch.stack(tuned))
+    return _Walk(
+        torch.stack(knots), log_steps, torch.stack(spreads), state.point, 1.0 if finished else float(knots[-1])
+    )
 
 
-_LOSS = 0.5  # spread of log-weights from one temperature of an adaptive pilot to the next
-
-
-def _dual_averaging(
+def _adapt(
     bridge: Bridge,
     kernel: Kernel,
     state: State,
     unit: Step,
-    start: Tensor,
+    log_step: Tensor,
     target: float,
-    num_trials: int,
+    scale: Tensor,
+    first: bool,
     generator: Generator | None,
-) -> Tensor:
-    """Log step sizes `[B]` for an acceptance `target`, by trial moves from where the chains are.
+) -> tuple[State, Tensor]:
+    """Move chains at one temperature while log step sizes `[B]` approach an acceptance `target`.
 
-    The averaging of Hoffman and Gelman (2014), with their constants. `unit` is a step of relative size 1.
+    Stochastic approximation with the mean over chains, which is precise enough for a gain that hardly falls. `unit` is
+    a step of relative size 1.
     """
-    shrinkage, early, decay = 0.05, 10.0, 0.75
-    alive = state.point.log_p > -torch.inf
-    log_step, averaged, error = start, start, torch.zeros_like(start)
-    for trial in range(1, num_trials + 1):
+    gains = [2.0] * 8 + [1.0] * 4 if first else [1.0, 0.7, 0.5]
+    for gain in gains:
+        alive = state.point.log_p > -torch.inf
         step = unit._replace(step_size=log_step.exp().unsqueeze(-1) * unit.step_size)
-        acceptance = kernel(bridge, state, step, generator=generator).acceptance
-        short = target - ((acceptance * alive).sum(0) / alive.sum(0).clamp(min=1)).to(start)
-        short = torch.where(alive.any(0), short, 0.0)
-        error = error + (short - error) / (trial + early)
-        log_step = start - math.sqrt(trial) / shrinkage * error
-        averaged = averaged + trial**-decay * (log_step - averaged)
-    return averaged
+        transition = kernel(bridge, state, step, generator=generator)
+        excess = ((transition.acceptance * alive).sum(0) / alive.sum(0).clamp(min=1)).to(log_step) - target
+        log_step = log_step + gain * torch.where(alive.any(0), excess, 0.0)
+        log_step = torch.minimum(log_step, _quarter_turn(kernel, state.point.z, scale))
+        usable = ~transition.state.point.log_p.isnan()
+        state = State(select(usable, transition.state.point, state.point), transition.state.momentum)
+    return state, log_step
+
+
+def _quarter_turn(kernel: Kernel, z: Tensor, scale: Tensor) -> Tensor:
+    """The largest log step `[B]`: a move turns around where the chains are by a quarter, and no further.
+
+    Dynamics in a Gaussian are rotations. After a quarter turn a state is independent of where it was; after a half turn
+    it is its mirror image, every move is accepted, and nothing mixes. Acceptance alone would lead there.
+    """
+    if len(z) < 4:
+        return torch.full_like(z[0, :, 0], torch.inf)
+    low, high = z.quantile(z.new_tensor([0.1587, 0.8413]), 0)
+    relative = ((high - low) / 2 / scale).clamp(min=1e-12)
+    typical = relative.square().reciprocal().mean(-1).rsqrt()  # narrow dimensions turn fastest
+    return kernel.step_unit(math.pi / 2 / kernel.num_evaluations * typical).log()
+
+
+def _smooth(log_steps: Tensor) -> Tensor:
+    """Means over five neighbours, `[M, B]`: what is left of noise would be frozen into every chain."""
+    padded = torch.cat([log_steps[:1]] * 2 + [log_steps] + [log_steps[-1:]] * 2)
+    return padded.unfold(0, 5, 1).mean(-1)
 
 
 def _spread(bridge: Bridge, state: State, beta: Tensor) -> Tensor:

@@ -110,13 +110,13 @@ class Splits:
         """What the data of a split are conditioned on."""
         return None if self.given is None else self.given[("train", "validation", "test").index(name)]
 
-    def thinned(self, name: str, step: int) -> "Splits":
-        """The same with every `step`-th datum of one split."""
+    def thinned(self, name: str, rows: Tensor) -> "Splits":
+        """The same with some rows of one split."""
         place = ("train", "validation", "test").index(name)
         given = self.given
         if given is not None:
-            given = (*given[:place], given[place][::step], *given[place + 1 :])  # type: ignore[assignment]
-        return replace(self, **{name: self.split(name)[::step], "given": given})  # type: ignore[arg-type]
+            given = (*given[:place], given[place][rows], *given[place + 1 :])  # type: ignore[assignment]
+        return replace(self, **{name: self.split(name)[rows], "given": given})  # type: ignore[arg-type]
 
     def transform(self, name: str) -> Transform:
         """The transform of this name; that which standardises takes means and scales from the training data."""

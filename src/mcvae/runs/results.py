@@ -68,6 +68,10 @@ class EvaluationSummary:
     acceptance: float | None = None
     nonfinite: int | None = None
     moved: float | None = None
+    bias: float | None = None
+    bias_se: float | None = None
+    remaining: float | None = None
+    bits_per_dim: float | None = None
     unconverged: int | None = None
     active_units: int | None = None
     latent_dim: int | None = None

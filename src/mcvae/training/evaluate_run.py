@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mcvae.core.tuning import Tuning
 from mcvae.data import Batches
-from mcvae.evaluation import PROTOCOLS, Evaluation, Protocol, evaluate, remove_saved, write_table
+from mcvae.evaluation import PROTOCOLS, Evaluation, Protocol, evaluate, evenly_spaced, remove_saved, write_table
 from mcvae.runs.config import EvaluationSettings, read_config
 from mcvae.runs.plain import RunError, write_atomically
 from mcvae.runs.results import (
@@ -85,7 +85,7 @@ def _evaluate(
     config, images = prepare(read_config(folder), trusted=False)
     if settings.limit is not None:  # evenly spaced, since files tend to be sorted in some way
         config.data.limit, pixels = settings.limit, images.split(split)
-        images = images.thinned(split, max(1, len(pixels) // settings.limit))
+        images = images.thinned(split, evenly_spaced(len(pixels), settings.limit))
     work = batches(images, config, split)
     if not len(work):
         raise ValueError(f"there are no {split} images to evaluate on.")

@@ -1,76 +1,33 @@
 """Evaluate a latent variable model on data: its likelihood, its bound, and how far to believe them."""
 
 import csv
-import hashlib
-import json
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path as File
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Generator, Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch import Generator, Tensor, nn
 
 from mcvae.core.bounds import iwae
 from mcvae.core.bridge import Bridge
+from mcvae.core.diagnostics import jackknife_bias
 from mcvae.core.estimator import AnnealedEstimator
-from mcvae.core.evidence import Evidence, Pilot, diagnose, diagnose_sandwich, pilot, verdict
+from mcvae.core.evidence import Evidence, diagnose, diagnose_sandwich
 from mcvae.core.kernels import Kernel
+from mcvae.core.pilot import Pilot, pilot
 from mcvae.core.randomness import draw, seeded_generator
-from mcvae.core.tuning import Spacing, Tuning
+from mcvae.core.tuning import Tuning
+from mcvae.evaluation.batches import Data, batches_of, bytes_per_row, with_time_left
+from mcvae.evaluation.certificate import Certificate
+from mcvae.evaluation.protocol import COLUMNS, PROTOCOLS, WEIGHT_EDGES, Protocol
+from mcvae.evaluation.resume import Finished, Saved, fingerprint, remove_saved
 from mcvae.models import LatentVariableModel
 
-__all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate"]
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How log p(x) is estimated.
-
-    Args:
-        num_steps: temperatures K, or "auto": doubled on pilot data until the estimate moves by less than `tolerance`.
-        num_samples: chains per datum.
-        start: "encoder", q(z | x), or "prior", which a bad encoder cannot spoil but which needs more temperatures.
-        spacing: of the temperatures.
-        tolerance: in nats, for "auto" and for verdicts.
-        max_steps: budget of "auto".
-    """
-
-    num_steps: int | Literal["auto"] = "auto"
-    num_samples: int = 64
-    start: Literal["encoder", "prior"] = "encoder"
-    spacing: Spacing = "adaptive"
-    tolerance: float = 0.1
-    max_steps: int = 1024
-
-
-PROTOCOLS = {"thorough": Protocol(), "paper": Protocol(num_steps=5, num_samples=10, spacing="linear")}
-"""The default, and what the paper reports: five HMC moves of three leapfrogs from the encoder (Section 4.3)."""
-
-COLUMNS = (
-    "image",
-    "log_likelihood",
-    "standard_error",
-    "ess",
-    "pareto_k",
-    "acceptance",
-    "nonfinite",
-    "bound",
-    "importance",
-    "iwae_10",
-    "rate",
-    "distortion",
-    "doubts",
-)
-"""Of the table: the keys of `Evaluation.table`, a row per datum."""
-
-
-WEIGHT_EDGES = [-6.0 + 0.5 * edge for edge in range(21)]
-"""Of the histogram of log w − log mean w over all chains and data, in nats; the outer bins also hold what is beyond."""
+__all__ = ["Evaluation", "evaluate", "write_table"]
 
 
 class Evaluation(NamedTuple):
@@ -94,7 +51,7 @@ class Evaluation(NamedTuple):
 
 def evaluate(
     model: LatentVariableModel,
-    data: Tensor | Iterable[Tensor],
+    data: Data,
     *,
     objective: AnnealedEstimator | None = None,
     protocol: Protocol | Literal["thorough", "paper"] = "thorough",
@@ -112,11 +69,13 @@ def evaluate(
     """Estimate log p(x) of every datum by annealed importance sampling, with what is needed to believe it.
 
     Step sizes, temperatures and their number are tuned on pilot chains for the first 16 data, frozen, and then used for
-    fresh chains on all of them, batch by batch.
+    fresh chains on all of them, batch by batch. Data whose weights are doubtful get four times the temperatures, and
+    fresh chains. The model is evaluated in eval mode, and left in the mode it was in.
 
     Args:
         model: any encoder and decoder. It is evaluated on the device of its parameters.
-        data: `[N, ...]`, or batches of it, such as a DataLoader of tensors; never more than one batch is held.
+        data: a tensor or NumPy array `[N, ...]`, or batches of those, such as a DataLoader; of pairs (x, y), x is
+            taken. Never more than one batch is held.
         objective: whose bound to report; the ELBO if None.
         protocol: "thorough", "paper", or a `Protocol`.
         kernel: `hmc(3)` by default.
@@ -130,15 +89,16 @@ def evaluate(
         shard: (k, n) for batches k, k + n, k + 2n, … only, so that n processes can share the work. They leave them in
             `folder`, where a call without `shard` finds them: it computes what is missing and sums up.
         keep: leave the saved batches in `folder`, to be removed by `remove_saved` when the results are safe.
-        progress: wraps the batches, such as a progress bar.
+        progress: wraps the batches, such as a progress bar; by default the time left is written to stderr, every ten
+            seconds.
 
     >>> from mcvae.models import PPCA
     >>> ppca = PPCA.random(2, 5, generator=torch.Generator().manual_seed(0))
     >>> model = LatentVariableModel(lambda x: ppca.posterior(x), ppca)
     >>> x, _ = ppca.simulate(10, generator=torch.Generator().manual_seed(1))
-    >>> result = evaluate(model, x, protocol=Protocol(num_steps=4), simulated=0)
+    >>> result = evaluate(model, x, protocol=Protocol(num_steps=4), simulated=16)
     >>> bool((result.column("log_likelihood") - ppca.log_evidence(x)).abs().max() < 1e-4), result.summary["verdict"]
-    (True, 'converged')
+    (True, 'converged, certified within 0.1 nat')
     """
     if protocol == "serious":  # type: ignore[comparison-overlap] # its name until 0.2
         warnings.warn(
@@ -153,21 +113,24 @@ def evaluate(
         raise ValueError(f"a shard is (k, n) with 0 <= k < n, got {shard}.")
     saved = None
     if folder is not None:
-        described: dict[str, str | bool] = {"kernel": str(kernel), "tuning": str(tuning), "compare_iwae": compare_iwae}
-        saved = _Saved(folder, shard, settings, seed, **described, model=_fingerprint(*model.state_dict().values()))
-    with torch.no_grad():
-        work = enumerate(_batches(data, like))
-        for index, x in progress(work) if progress is not None else work:
+        identity = fingerprint(model, objective, kernel, tuning)
+        saved = Saved(folder, shard, settings, seed, compare_iwae=compare_iwae, identity=identity)
+    with torch.no_grad(), _eval_mode(model, *([] if objective is None else [objective])):
+        work = enumerate(batches_of(data, like))
+        number = math.ceil(len(data) / 100) if isinstance(data, Tensor) else _length(data)
+        for index, x in progress(work) if progress is not None else with_time_left(work, number):
             runner.see(x)
             if index % parts != part:
                 continue
-            done = saved.read(index, x, runner) if saved is not None else None
-            if done is None:
+            done = saved.read(index, x) if saved is not None else None
+            if done is not None:
+                runner.chosen = done.num_steps, done.moved
+            else:
                 runner.prepare()
-                done = runner.rows(index, x)
+                done = Finished(runner.pilot.estimator.num_steps, runner.moved, runner.rows(index, x))
                 if saved is not None:
-                    saved.write(index, x, done, runner)
-            runner.table += done
+                    saved.write(index, x, done)
+            runner.table += done.rows
         if not runner.table:
             raise ValueError("there are no data to evaluate on.")
         runner.prepare()
@@ -179,19 +142,31 @@ def evaluate(
     return Evaluation(runner.table, summary, runner.pilot.tuning)
 
 
-def _batches(data: Tensor | Iterable[Tensor], like: Tensor) -> Iterator[Tensor]:
-    source = torch.split(data, 100) if isinstance(data, Tensor) else data
-    for batch in source:
-        x = batch[0] if isinstance(batch, list | tuple) else batch
-        if len(x):
-            yield x.to(like.device, like.dtype if x.is_floating_point() else None)
+def _length(data: Any) -> int | None:
+    try:
+        return math.ceil(len(data) / 100) if hasattr(data, "shape") else len(data)
+    except TypeError:  # a generator
+        return None
+
+
+@contextmanager
+def _eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Modules in eval mode, every part of them back in its own mode afterwards."""
+    modes = {part: part.training for module in modules for part in module.modules()}
+    try:
+        for module in modules:
+            module.eval()
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 class _Runner:
     """One evaluation: its frozen plan, and what it has seen."""
 
     pilot: Pilot
-    moved: float
+    moved: list[float]
 
     def __init__(
         self,
@@ -208,15 +183,16 @@ class _Runner:
         self.model, self.objective, self.protocol, self.kernel = model, objective, protocol, kernel
         self.tuning, self.compare_iwae, self.memory, self.seed, self.like = tuning, compare_iwae, memory, seed, like
         self.table = list[dict[str, Any]]()
-        self.chosen: tuple[int, float] | None = None
+        self.chosen: tuple[int, list[float]] | None = None
         self.max_rows: int | None = None
         self.first: Tensor | None = None
+        self.data_dim = 0
         self.number, self.total, self.squares = 0, torch.zeros(()), torch.zeros(())
 
     def see(self, x: Tensor) -> None:
         """Note the means of q, for active units, and the first data, for the pilot."""
         if self.first is None:
-            self.first = x[:_PILOT_DATA]
+            self.first, self.data_dim = x[:_PILOT_DATA], x[0].numel()
         initial = self.model.encoder(x)
         try:
             mean = initial.mean
@@ -253,7 +229,7 @@ class _Runner:
         )
         self.max_rows = max(1, int(self.memory / bytes_per_row(bridge, self._generator("memory"))))
         if self.chosen is None:
-            self.chosen = self.pilot.estimator.num_steps, self.pilot.moved.abs().mean().item()
+            self.chosen = self.pilot.estimator.num_steps, self.pilot.moved.double().tolist()
         self.moved = self.chosen[1]
         self.pilot = self.pilot._replace(moved=torch.full((), torch.nan))  # it is known for the pilot's data only
 
@@ -267,9 +243,7 @@ class _Runner:
 
     def _portion(self, x: Tensor, generator: Generator) -> list[dict[str, Any]]:
         bridge = self.bridge(x)
-        evidence = diagnose(
-            bridge, self.pilot, tolerance=self.protocol.tolerance, max_rows=self.max_rows, generator=generator
-        )
+        evidence = self._diagnosed(bridge, self.pilot, generator)
         rate, distortion = self._rate_and_distortion(x, generator)
         bound = -rate - distortion
         if self.objective is not None:
@@ -279,6 +253,7 @@ class _Runner:
         columns = {
             "log_likelihood": evidence.log_evidence,
             "standard_error": evidence.standard_error,
+            "bias": jackknife_bias(evidence.log_weights),
             "ess": evidence.ess,
             "pareto_k": evidence.pareto_k,
             "acceptance": evidence.acceptance,
@@ -288,11 +263,55 @@ class _Runner:
             "rate": rate,
             "distortion": distortion,
         }
+        doubts, weights = evidence.doubts(), _histogram(evidence)
+        self._refine(x, columns, doubts, weights, generator)
         numbers = torch.stack([column.double().cpu() for column in columns.values()], 1).tolist()
         return [
             dict(zip(columns, map(_plain, row), strict=True)) | {"doubts": " ".join(found), "weights": counts}
-            for row, found, counts in zip(numbers, evidence.doubts(), _histogram(evidence), strict=True)
+            for row, found, counts in zip(numbers, doubts, weights, strict=True)
         ]
+
+    def _diagnosed(self, bridge: Bridge, found: Pilot, generator: Generator) -> Evidence:
+        return diagnose(bridge, found, tolerance=self.protocol.tolerance, max_rows=self.max_rows, generator=generator)
+
+    def _refine(
+        self,
+        x: Tensor,
+        columns: dict[str, Tensor],
+        doubts: list[tuple[str, ...]],
+        weights: list[list[int]],
+        generator: Generator,
+    ) -> None:
+        """Spend more temperatures on data that need them: fresh chains replace what is doubtful.
+
+        Only where the number of temperatures is ours to choose.
+        """
+        rows = [row for row, found in enumerate(doubts) if set(found) & {"few", "tail", "noisy"}]
+        number = min(4 * self.pilot.estimator.num_steps, self.protocol.max_steps)
+        if self.protocol.num_steps != "auto" or not rows or number <= self.pilot.estimator.num_steps:
+            return
+        tuned = pilot(
+            self.bridge(x[rows]),
+            kernel=self.kernel,
+            num_steps=number,
+            num_samples=self.protocol.num_samples,
+            tuning=self.pilot.tuning,
+        )
+        again = self._diagnosed(self.bridge(x[rows]), tuned, generator)
+        better = {
+            "log_likelihood": again.log_evidence,
+            "standard_error": again.standard_error,
+            "bias": jackknife_bias(again.log_weights),
+            "ess": again.ess,
+            "pareto_k": again.pareto_k,
+            "acceptance": again.acceptance,
+            "nonfinite": again.num_nonfinite,
+        }
+        for name, values in better.items():
+            columns[name] = columns[name].clone()
+            columns[name][rows] = values.to(columns[name])
+        for row, found, counts in zip(rows, again.doubts(), _histogram(again), strict=True):
+            doubts[row], weights[row] = found, counts
 
     def _rate_and_distortion(self, x: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """KL(q ‖ prior) and −E_q[log p(x | z)], by samples, `[B]` each."""
@@ -339,6 +358,8 @@ class _Runner:
         for name in ("bound", "rate", "distortion", "importance", "iwae_10"):
             summary[name], summary[f"{name}_se"] = map(_plain, _mean(columns[name]))
         summary["nll"], summary["nll_se"] = _mean(-likelihood)
+        both = self._sandwich(simulated) if simulated else None
+        certificate = Certificate.of(columns["bias"], torch.tensor(self.moved), both)
         chains = columns["standard_error"].square().sum().sqrt().item() / number
         half = 1.96 * summary["nll_se"]
         gap, gap_se = _mean(likelihood - columns["bound"])
@@ -351,30 +372,21 @@ class _Runner:
             "pareto_k": _plain(columns["pareto_k"].median().item()),
             "acceptance": columns["acceptance"].mean().item(),
             "nonfinite": int(columns["nonfinite"].sum()),
-            "moved": _plain(self.moved),
+            "bias": _plain(certificate.bias[0]),
+            "bias_se": _plain(certificate.bias[1]),
+            "bits_per_dim": summary["nll"] / (math.log(2) * self.data_dim),
+            "moved": _plain(certificate.moved[0]),
             "active_units": int((spread > 0.01).sum()),
             "latent_dim": spread.numel(),
             "unconverged": sum(bool(found) for found in doubts),
-            "verdict": self._verdict(doubts),
-            "sandwich": self._sandwich(simulated) if simulated else None,
+            "verdict": certificate.verdict(doubts, self.protocol.tolerance),
+            "remaining": _plain(certificate.remaining),
+            "sandwich": both,
             "weights": {
                 "edges": WEIGHT_EDGES,
                 "counts": torch.tensor([row.pop("weights") for row in self.table]).sum(0).tolist(),
             },
         }
-
-    def _verdict(self, doubts: list[tuple[str, ...]]) -> str:
-        """Of the set: a few doubtful data in a hundred do not spoil a mean."""
-        if self.moved >= self.protocol.tolerance:
-            return (
-                f"not converged, because estimates of the pilot's data still moved by {self.moved:.2f} nats when their "
-                f"temperatures were doubled to {self.pilot.estimator.num_steps}: raise max_steps"
-            )
-        unsure = sum(bool(found) for found in doubts)
-        found = verdict(doubts)
-        return (
-            found if not unsure or unsure > 0.05 * len(doubts) else f"converged, except {unsure} of {len(doubts)} data"
-        )
 
     def _sandwich(self, number: int) -> dict[str, Any]:
         """Bounds from both sides on data that the model itself made, and importance sampling beside them."""
@@ -429,100 +441,6 @@ def _histogram(evidence: Evidence) -> list[list[int]]:
 
 def _column(table: list[dict[str, Any]], name: str) -> Tensor:
     return torch.tensor([math.nan if row[name] is None else row[name] for row in table], dtype=torch.float64)
-
-
-def bytes_per_row(bridge: Bridge, generator: Generator | None = None) -> float:
-    """Bytes that the model keeps for the score of one latent, and as many again for its backward pass."""
-    held = 0
-
-    def note(tensor: Tensor) -> Tensor:
-        nonlocal held
-        held += 0 if isinstance(tensor, torch.nn.Parameter) else tensor.numel() * tensor.element_size()
-        return tensor
-
-    z = draw(bridge.initial, (1,), generator).detach()
-    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
-        bridge.log_joint(z.requires_grad_())
-    return max(2 * held / z.shape[1], 1.0)
-
-
-def _fingerprint(*tensors: Tensor) -> str:
-    """Of the contents: finished batches are used again for the same model and the same data only."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-class _Saved:
-    """Finished batches on disk: a line of JSON each, after one with the settings. Each shard has a file of its own."""
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        shard: tuple[int, int],
-        protocol: Protocol,
-        seed: int,
-        **described: str | bool,
-    ):
-        part, parts = shard
-        self.path = File(folder) / ("evaluation.partial" if parts == 1 else f"evaluation-{part}-of-{parts}.partial")
-        self.settings = json.loads(json.dumps(asdict(protocol) | {"seed": seed, "edges": WEIGHT_EDGES} | described))
-        self.done = dict[tuple[int, str], dict[str, Any]]()
-        for path in _saved_files(folder):
-            entries = self._load(path)
-            self.done |= {(entry["batch"], entry["data"]): entry for entry in entries}
-            if path == self.path:  # without a torn line, and without what is of no use
-                scratch = path.with_name(f".{path.name}")
-                scratch.write_text("".join(json.dumps(line) + "\n" for line in [self.settings, *entries]))
-                os.replace(scratch, path)
-
-    def _load(self, path: File) -> list[dict[str, Any]]:
-        lines = []
-        for line in path.read_text().splitlines():
-            try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:  # the line at which it was interrupted
-                break
-        return lines[1:] if lines and lines[0] == self.settings else []
-
-    def read(self, index: int, x: Tensor, runner: _Runner) -> list[dict[str, Any]] | None:
-        entry = self.done.get((index, _fingerprint(x)))  # not that of another split, or another limit
-        if entry is None:
-            return None
-        runner.chosen = entry["num_steps"], entry["moved"]
-        rows: list[dict[str, Any]] = entry["rows"]
-        return rows
-
-    def write(self, index: int, x: Tensor, rows: list[dict[str, Any]], runner: _Runner) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = not self.path.exists()
-        try:
-            with open(self.path, "a") as file:
-                if fresh:
-                    file.write(json.dumps(self.settings) + "\n")
-                entry = {
-                    "batch": index,
-                    "data": _fingerprint(x),
-                    "num_steps": runner.pilot.estimator.num_steps,
-                    "moved": runner.moved,
-                }
-                file.write(json.dumps(entry | {"rows": rows}) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            reason = f"finished batches are kept, but no more can be: {error.strerror}"
-            raise OSError(error.errno, reason, str(self.path)) from error
-
-
-def _saved_files(folder: str | os.PathLike[str]) -> list[File]:
-    return sorted(path for path in File(folder).glob("evaluation*.partial") if path.is_file())
-
-
-def remove_saved(folder: str | os.PathLike[str]) -> None:
-    """Remove finished batches, those of all shards."""
-    for path in _saved_files(folder):
-        path.unlink(missing_ok=True)
 
 
 def write_table(evaluation: Evaluation, path: str | os.PathLike[str]) -> None:

@@ -1,0 +1,220 @@
+"""Other places for chains to start: a Gaussian fitted around a mode, and the initial distribution made wider.
+
+The evidence does not depend on where chains start. A better start saves temperatures; a different one is an independent
+witness.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal, constraints
+
+from mcvae.core.bridge import Bridge
+from mcvae.core.scores import LogDensity, ScoredDensity
+from mcvae.core.step_sizes import standard_deviation
+
+__all__ = ["Frame", "Modes", "Widened", "find_modes"]
+
+
+class Frame(NamedTuple):
+    """Coordinates u in which a density is about standard normal: z = mean + factor u."""
+
+    mean: Tensor
+    """`[B, D]`."""
+    factor: Tensor
+    """Invertible, `[B, D, D]`."""
+
+    def to_latents(self, u: Tensor) -> Tensor:
+        """Coordinates `[S, B, D]` to latents."""
+        latents: Tensor = self.mean.to(u) + torch.einsum("bij,sbj->sbi", self.factor.to(u), u)
+        return latents
+
+    def from_latents(self, z: Tensor) -> Tensor:
+        """Latents `[S, B, D]` to coordinates."""
+        u: Tensor = torch.linalg.solve(self.factor.to(z), (z - self.mean.to(z)).movedim(0, -1)).movedim(-1, 0)
+        return u
+
+    def bridge(self, bridge: Bridge, inflation: float = 1.0) -> Bridge:
+        """The bridge in these coordinates, from N(0, inflation² I)."""
+        like = self.mean
+        initial = Independent(Normal(torch.zeros_like(like), torch.full_like(like, inflation)), 1)
+        known = isinstance(bridge.log_joint, ScoredDensity)
+        changed = _ScoredInFrame(bridge.log_joint, self) if known else _InFrame(bridge.log_joint, self)
+        return replace(bridge, initial=initial, log_joint=changed)
+
+
+class _InFrame:
+    """A log density in the coordinates of a frame."""
+
+    def __init__(self, log_joint: LogDensity, frame: Frame):
+        self.log_joint, self.frame = log_joint, frame
+        self.log_det: Tensor = torch.linalg.slogdet(frame.factor).logabsdet
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.log_joint(self.frame.to_latents(u)) + self.log_det.to(u)
+
+
+class _ScoredInFrame(_InFrame):
+    """One that knows its score, because the original does."""
+
+    def value_and_score(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        value, score = self.log_joint.value_and_score(self.frame.to_latents(u))  # type: ignore[attr-defined]
+        return value + self.log_det.to(value), torch.einsum("bij,sbi->sbj", self.frame.factor.to(score), score)
+
+
+class Widened(Distribution):
+    """An initial distribution, stretched about its centre by one of several factors, at random.
+
+    Chains from it meet modes and tails that chains from the original miss.
+
+    Args:
+        initial: the original, with batch `[B]` and event `[D]`.
+        factors: each with the same probability.
+
+    >>> from torch.distributions import Independent, Normal
+    >>> narrow = Independent(Normal(torch.zeros(1, 1), torch.ones(1, 1)), 1)
+    >>> wide = Widened(narrow, (2.0,))
+    >>> expected = Normal(0.0, 2.0).log_prob(torch.tensor(1.5))
+    >>> bool(torch.isclose(wide.log_prob(torch.full((1, 1, 1), 1.5)), expected))
+    True
+    """
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 # as torch declares it
+    has_rsample = False
+
+    def __init__(self, initial: Distribution, factors: tuple[float, ...]):
+        super().__init__(initial.batch_shape, initial.event_shape, validate_args=False)
+        self.initial, self.factors, self.centre = initial, factors, centre(initial)
+
+    @property
+    def support(self) -> Any:
+        """All of R^D."""
+        return constraints.real_vector
+
+    @property
+    def stddev(self) -> Tensor:
+        """Scales of a typical component, `[B, D]`; those of the widest would not do for chains near the centre."""
+        typical = math.exp(sum(math.log(factor) for factor in self.factors) / len(self.factors))
+        return typical * standard_deviation(self.initial)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Samples `[..., B, D]`."""
+        z = self.initial.sample(sample_shape)
+        factors = z.new_tensor(self.factors)
+        chosen = factors[torch.randint(len(factors), z.shape[:-1], device=z.device)]
+        return self.centre + chosen.unsqueeze(-1) * (z - self.centre)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density, `[..., B]`."""
+        parts = [
+            self.initial.log_prob(self.centre + (value - self.centre) / factor) - value.shape[-1] * math.log(factor)
+            for factor in self.factors
+        ]
+        return torch.stack(parts).logsumexp(0) - math.log(len(parts))
+
+
+def centre(initial: Distribution) -> Tensor:
+    """The mean of an initial distribution, `[B, D]`; the median of samples for flows and heavy tails."""
+    try:
+        mean = initial.mean
+        if bool(mean.isfinite().all()):
+            return mean.detach()
+    except NotImplementedError:
+        pass
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return initial.sample(torch.Size([200])).median(0).values
+
+
+class Modes(NamedTuple):
+    """Where climbs ended, and the Gaussian with the height and curvature that the density has there."""
+
+    mean: Tensor
+    """`[P, B, D]`."""
+    factor: Tensor
+    """A square root of the covariance, `[P, B, D, D]`."""
+    log_mass: Tensor
+    """Log of the integral of the Gaussian, `[P, B]`; −inf where there is no proper mode."""
+
+    def heaviest(self) -> Frame | None:
+        """The Gaussian of the largest mass for every datum; None if some datum has no mode."""
+        log_mass, best = self.log_mass.max(0)
+        if not bool((log_mass > -torch.inf).all()):
+            return None
+        data = torch.arange(len(best), device=best.device)
+        return Frame(self.mean[best, data], self.factor[best, data])
+
+    def frames(self) -> list[Frame]:
+        """The Gaussians of every climb."""
+        return [Frame(mean, factor) for mean, factor in zip(self.mean, self.factor, strict=True)]
+
+
+@torch.no_grad()
+def find_modes(bridge: Bridge, starts: Tensor, *, num_steps: int = 15) -> Modes | None:
+    """Climb from `starts [P, B, D]` to modes by Newton's method, and fit a Gaussian around each (Laplace).
+
+    Second derivatives are differences of scores, so that a step takes two evaluations of the model, on many rows.
+    None if those would be too many.
+
+    Args:
+        bridge: the densities.
+        starts: where to start.
+        num_steps: the most steps.
+    """
+    number, batch, dim = starts.shape
+    if number * batch * (dim + 1) > _MOST_ROWS:
+        return None
+    scale = standard_deviation(bridge.initial).to(starts)
+    z, log_p, score, precision = starts, *_quadratic(bridge, starts, scale)
+    lengths = starts.new_tensor([1.0, 0.5, 0.2, 0.05, 0.01, 0.0]).reshape(-1, 1, 1, 1)
+    for _ in range(num_steps):
+        values, vectors = torch.linalg.eigh(precision)
+        steepness = values.abs()
+        steepness = steepness.clamp(min=1e-6 * float(steepness.max()) + 1e-12)
+        along = torch.einsum("pbji,pbj->pbi", vectors, score) / steepness
+        step = torch.einsum("pbij,pbj->pbi", vectors, along)
+        longest = 20 * dim**0.5 / (step / scale).norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        tried = z + lengths * step * longest.clamp(max=1.0)
+        height = bridge.evaluate(tried.flatten(0, 1), with_score=False).log_p.nan_to_num(nan=-torch.inf)
+        best = height.reshape(len(lengths), number, batch).argmax(0)
+        z = tried.gather(0, best.reshape(1, number, batch, 1).expand(-1, -1, -1, dim)).squeeze(0)
+        before = log_p
+        log_p, score, precision = _quadratic(bridge, z, scale)
+        if not bool((log_p - before > 1e-3).any()):
+            break
+    return _gaussians(z, log_p, score, precision, scale)
+
+
+_MOST_ROWS = 4096  # latents that one evaluation of all second derivatives may take
+
+
+def _quadratic(bridge: Bridge, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log p `[P, B]`, its score `[P, B, D]` and minus its second derivatives `[P, B, D, D]`, by differences."""
+    number, batch, dim = z.shape
+    width = torch.finfo(z.dtype).eps ** (1 / 3) * scale
+    offsets = torch.cat([torch.zeros_like(z[:1, :1]), torch.eye(dim, dtype=z.dtype, device=z.device).unsqueeze(1)])
+    rows = z + (offsets * width).unsqueeze(1)  # [D + 1, P, B, D]
+    point = bridge.evaluate(rows.flatten(0, 1), with_score=True)
+    assert point.score_p is not None
+    scores = point.score_p.reshape(dim + 1, number, batch, dim)
+    change = (scores[1:] - scores[0]) / width.T.reshape(dim, 1, batch, 1)
+    second = change.permute(1, 2, 0, 3)
+    log_p = point.log_p.reshape(dim + 1, number, batch)[0].nan_to_num(nan=-torch.inf)
+    return log_p, scores[0], -(second + second.mT).nan_to_num() / 2
+
+
+def _gaussians(z: Tensor, log_p: Tensor, score: Tensor, precision: Tensor, scale: Tensor) -> Modes:
+    values, vectors = torch.linalg.eigh(precision)
+    along = torch.einsum("pbji,pbj->pbi", vectors, score)
+    curved = (values > 1e-6 * values.abs().amax(-1, keepdim=True).clamp(min=1e-12)).all(-1)
+    values = torch.where(curved.unsqueeze(-1), values, 1.0)
+    at_rest = (along.square() / values).sum(-1) < 0.1  # twice what a Newton step would still gain, in nats
+    log_mass = log_p + 0.5 * z.shape[-1] * math.log(2 * math.pi) - 0.5 * values.log().sum(-1)
+    proper = curved & at_rest & log_p.isfinite()
+    factor = torch.where(
+        proper.reshape(*proper.shape, 1, 1), vectors * values.rsqrt().unsqueeze(-2), torch.diag_embed(scale)
+    )
+    return Modes(z, factor, torch.where(proper, log_mass, -torch.inf))

@@ -1,0 +1,21 @@
+"""Likelihoods of whole data sets: how they are estimated, how far they can be believed, how they resume."""
+
+from mcvae.evaluation.batches import bytes_per_row, evenly_spaced
+from mcvae.evaluation.certificate import Certificate
+from mcvae.evaluation.procedure import Evaluation, evaluate, write_table
+from mcvae.evaluation.protocol import COLUMNS, PROTOCOLS, WEIGHT_EDGES, Protocol
+from mcvae.evaluation.resume import remove_saved
+
+__all__ = [
+    "COLUMNS",
+    "PROTOCOLS",
+    "WEIGHT_EDGES",
+    "Certificate",
+    "Evaluation",
+    "Protocol",
+    "bytes_per_row",
+    "evaluate",
+    "evenly_spaced",
+    "remove_saved",
+    "write_table",
+]
