@@ -217,7 +217,7 @@ def test_the_pilot_moves_as_the_run_will():
     initial = Independent(Normal(torch.zeros(1, 5), torch.full((1, 5), 3.0)), 1)
     evidence = mcvae.estimate_log_evidence(lambda z: -(z**4).sum(-1), initial, generator=generator())
     truth = 5 * math.log(2 * math.gamma(1.25))
-    assert 0.7 < evidence.acceptance.item()
+    assert evidence.acceptance.item() > 0.7
     assert abs(evidence.log_evidence.item() - truth) < 4 * evidence.standard_error.item()
     assert evidence.verdict() == "converged"
 

@@ -287,13 +287,14 @@ def _adapt(
     Stochastic approximation with the mean over chains, which is precise enough for a gain that hardly falls. `unit` is
     a step of relative size 1.
     """
-    gains = [2.0] * 8 + [1.0] * 4 if first else [1.0, 0.7, 0.5]
+    gains = [2.0] * 8 + [1.0] * 4 if first else [1.5, 1.0, 0.7]
+    flatness = (0.16 if kernel.accepts else 0.4) / (target * (1 - target))  # near 1 it hardly answers to the step
     for gain in gains:
         alive = state.point.log_p > -torch.inf
         step = unit._replace(step_size=log_step.exp().unsqueeze(-1) * unit.step_size)
         transition = kernel(bridge, state, step, generator=generator)
         excess = ((transition.acceptance * alive).sum(0) / alive.sum(0).clamp(min=1)).to(log_step) - target
-        log_step = log_step + gain * torch.where(alive.any(0), excess, 0.0)
+        log_step = log_step + flatness * gain * torch.where(alive.any(0), excess, 0.0)
         log_step = torch.minimum(log_step, _quarter_turn(kernel, state.point.z, scale))
         usable = ~transition.state.point.log_p.isnan()
         state = State(select(usable, transition.state.point, state.point), transition.state.momentum)
