@@ -190,7 +190,8 @@ def _choose_num_steps(
         log_weight = better
         errors.append(standard_error(better))
         noise = (errors[-1].square() + errors[-2].square()).sqrt()
-        if errors[-1].mean() < tolerance and (moved.abs() - noise).mean() < tolerance:
+        # fresh chains will scatter, so a tenth is kept in reserve
+        if errors[-1].mean() < 0.9 * tolerance and (moved.abs() - noise).mean() < tolerance:
             break
         if (
             current >= _ENOUGH and errors[-1].mean() > 0.9 * errors[max(0, len(errors) - 4)].mean()

@@ -176,19 +176,16 @@ class Exploration(NamedTuple):
 
 
 @torch.no_grad()
-def explore(
-    bridge: Bridge, kernel: Kernel, *, num_chains: int = 64, loss: float = 1.0, generator: Generator | None = None
-) -> Exploration:
-    """Walk from q to p(x, ·) in large steps, and see where chains end.
+def explore(bridge: Bridge, kernel: Kernel, *, num_chains: int = 64, generator: Generator | None = None) -> Exploration:
+    """Walk from q to p(x, ·) in large steps, larger on a long way, and see where chains end.
 
     Args:
         bridge: the densities.
         kernel: the kernel that moves them.
         num_chains: per datum.
-        loss: spread of log-weights from one temperature to the next.
         generator: source of all randomness.
     """
-    walk = _walk(bridge, kernel, None, None, num_chains, generator, _MOST_KNOTS, loss)
+    walk = _walk(bridge, kernel, None, None, num_chains, generator, _MOST_KNOTS, loss=1.0, growth=0.1)
     return Exploration(Tuning(walk.knots, walk.log_steps, walk.spread, "adaptive", walk.reached), walk.point)
 
 
@@ -243,10 +240,11 @@ def _walk(
     generator: Generator | None,
     max_knots: int = 0,
     loss: float = 0.5,
+    growth: float = 0.0,
 ) -> _Walk:
     """Walk through temperatures `[M]`, those given or adaptive ones, and adapt the step on every move.
 
-    An adaptive temperature is put where log-weights spread by `loss` on the way to it.
+    An adaptive temperature is put where log-weights spread by `loss` on the way to it, and by `growth` more each time.
     """
     target = kernel.target_acceptance if target is None else target
     state = State(bridge.sample(num_chains, with_score=kernel.uses_score, generator=generator))
@@ -256,7 +254,11 @@ def _walk(
     beta = units.new_zeros(())
     knots, tuned, spreads = list[Tensor](), list[Tensor](), [_spread(bridge, state, beta)]
     while len(knots) < (max_knots if betas is None else len(betas)):
-        beta = beta + (loss / spreads[-1]).clamp(max=0.2) if betas is None else betas[len(knots)].to(units)
+        beta = (
+            beta + ((loss + growth * len(knots)) / spreads[-1]).clamp(max=0.2)
+            if betas is None
+            else betas[len(knots)].to(units)
+        )
         if betas is None and beta > 0.999:
             break
         unit = Step(len(knots) + 1, max_knots if betas is None else len(betas), beta, beta, units)
@@ -287,13 +289,14 @@ def _adapt(
     Stochastic approximation with the mean over chains, which is precise enough for a gain that hardly falls. `unit` is
     a step of relative size 1.
     """
-    gains = [2.0] * 8 + [1.0] * 4 if first else [1.0, 0.7, 0.5]
+    gains = [2.0] * 8 + [1.0] * 4 if first else [1.5, 1.0, 0.7]
+    flatness = (0.16 if kernel.accepts else 0.4) / (target * (1 - target))  # near 1 it hardly answers to the step
     for gain in gains:
         alive = state.point.log_p > -torch.inf
         step = unit._replace(step_size=log_step.exp().unsqueeze(-1) * unit.step_size)
         transition = kernel(bridge, state, step, generator=generator)
         excess = ((transition.acceptance * alive).sum(0) / alive.sum(0).clamp(min=1)).to(log_step) - target
-        log_step = log_step + gain * torch.where(alive.any(0), excess, 0.0)
+        log_step = log_step + flatness * gain * torch.where(alive.any(0), excess, 0.0)
         log_step = torch.minimum(log_step, _quarter_turn(kernel, state.point.z, scale))
         usable = ~transition.state.point.log_p.isnan()
         state = State(select(usable, transition.state.point, state.point), transition.state.momentum)

@@ -36,7 +36,8 @@ def fingerprint(*parts: Any) -> str:
 def _feed(digest: Any, part: Any, seen: set[int]) -> None:
     if isinstance(part, Tensor):
         digest.update(str((part.dtype, tuple(part.shape))).encode())
-        digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if part.numel():
+            digest.update(part.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes())
         return
     if id(part) in seen:
         return

@@ -1,0 +1,245 @@
+"""A verdict is an estimator, too: tested where the truth is known and the start is good, bad or hopeless."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributions import Beta, Dirichlet, Gamma, Independent, MultivariateNormal, Normal, StudentT, constraints
+
+import mcvae
+from densities import Density, corpus, correlated, gaussian
+from mcvae.core.starts import Widened, find_modes
+from support import generator, standard_errors_off
+
+CORPUS = corpus()
+QUICK = (
+    "gaussian",
+    "skewed",
+    "gumbel",
+    "cauchy",
+    "ridge, wide start",
+    "a mode missed",
+    "modes of unequal width",
+    "spike in a slab",
+    "rounding",
+)
+
+
+def judged(density: Density, seed: int) -> tuple[bool, bool, bool]:
+    """Whether it is called converged, whether it is badly wrong, and whether its 95 % interval covers the truth."""
+    evidence = mcvae.estimate_log_evidence(density.log_joint, density.initial, generator=generator(seed))
+    off, error = abs(evidence.log_evidence.item() - density.log_evidence), evidence.standard_error.item()
+    return bool(evidence.converged), off > max(5 * error, 0.2), off < 1.96 * error
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_what_is_called_converged_is_not_wrong(name):
+    density = CORPUS[name]
+    converged, wrong, _ = judged(density, 0)
+    assert not (converged and wrong)
+    assert converged or not density.easy
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("not config.getoption('markexpr')", reason="takes minutes; run with -m slow")
+def test_over_the_corpus_nothing_wrong_is_called_converged():
+    """The claims of `docs/evaluation.md`, three seeds each."""
+    found = [(density.easy, *judged(density, seed)) for density in CORPUS.values() for seed in range(3)]
+    assert len(CORPUS) >= 30
+    assert not any(converged and wrong for _, converged, wrong, _ in found)
+    easy = [converged for is_easy, converged, _, _ in found if is_easy]
+    assert sum(easy) >= 0.9 * len(easy)
+    covered = [covers for _, converged, _, covers in found if converged]
+    assert 0.90 <= sum(covered) / len(covered) <= 0.99
+
+
+def test_without_witnesses_nothing_is_called_converged():
+    density = CORPUS["gaussian"]
+    evidence = mcvae.estimate_log_evidence(density.log_joint, density.initial, check=False, seed=0)
+    assert evidence.verdict() == "no contradiction found"
+    assert not evidence.converged.any()
+
+
+def test_a_start_around_a_mode_is_found_for_correlated_densities():
+    """Mean field against correlations of 0.99 in 20 dimensions: off by a nat from q, exact from the fit."""
+    density = CORPUS["ridge, mean field"]
+    fitted = mcvae.estimate_log_evidence(density.log_joint, density.initial, check=False, seed=0)
+    assert fitted.frame is not None
+    assert abs(fitted.log_evidence.item()) < 0.1
+    covariance = torch.cov(fitted.posterior(1000, generator=generator())[:, 0].T)
+    assert (covariance - correlated(20, 0.99).covariance_matrix[0]).abs().max() < 0.5
+
+
+def test_few_evaluations_are_enough_for_a_regression():
+    """A tenth of the 9,800 evaluations that it took from the prior without a fit."""
+    density = CORPUS["linear regression"]
+    calls = []
+
+    def counted(z):
+        calls.append(len(z))
+        return density.log_joint(z)
+
+    evidence = mcvae.estimate_log_evidence(counted, density.initial, seed=0)
+    assert evidence.standard_error.item() < 0.1
+    assert len(calls) < 980
+
+
+def test_a_tuning_with_a_start_is_used_again(tmp_path):
+    density = CORPUS["linear regression"]
+    first = mcvae.estimate_log_evidence(density.log_joint, density.initial, check=False, seed=0)
+    first.tuning.save(tmp_path / "tuning.json")
+    tuning = mcvae.Tuning.load(tmp_path / "tuning.json")
+    again = mcvae.estimate_log_evidence(
+        density.log_joint, density.initial, tuning=tuning, num_steps=16, check=False, seed=1
+    )
+    assert again.frame is not None
+    assert abs(again.log_evidence.item() - density.log_evidence) < 5 * again.standard_error.item() + 0.01
+
+
+def test_modes_have_the_mass_of_their_gaussian():
+    target = MultivariateNormal(torch.tensor([[1.0, -2.0]]), torch.tensor([[[2.0, 0.9], [0.9, 0.5]]]))
+    bridge = mcvae.Bridge(gaussian(2, 0.0, 2.0), lambda z: target.log_prob(z) + 3.0)
+    modes = find_modes(bridge, torch.randn(4, 1, 2, generator=generator()))
+    torch.testing.assert_close(modes.log_mass, torch.full((4, 1), 3.0), atol=1e-3, rtol=0)
+    frame = modes.heaviest()
+    torch.testing.assert_close(frame.mean, target.mean, atol=1e-3, rtol=0)
+    torch.testing.assert_close(frame.factor @ frame.factor.mT, target.covariance_matrix, atol=1e-3, rtol=1e-3)
+
+
+def test_a_frame_keeps_the_evidence():
+    """The Jacobian is there: the named wrong version forgets it."""
+    target = CORPUS["gaussian, mildly correlated"]
+    bridge = mcvae.Bridge(target.initial, target.log_joint)
+    frame = find_modes(bridge, torch.randn(4, 1, 5, generator=generator())).heaviest()
+    inside = frame.bridge(bridge, 1.2)
+    with torch.no_grad():
+        point = inside.sample(20_000, generator=generator())
+    weights = (point.log_p - point.log_q).exp()
+    assert standard_errors_off(weights, 1.0) < 5
+    assert standard_errors_off(weights / torch.linalg.det(frame.factor), 1.0) > 5
+    u = torch.randn(3, 1, 5, generator=generator())
+    torch.testing.assert_close(frame.from_latents(frame.to_latents(u)), u)
+
+
+@pytest.mark.parametrize("initial", [gaussian(2, 1.0, 0.5), Independent(StudentT(torch.full((1, 2), 1.0)), 1)])
+def test_a_widened_start_is_normalised(initial):
+    """Importance weights from a wide Gaussian mixture have mean 1 under its density."""
+    wide = Widened(initial, (1.0, 3.0))
+    torch.manual_seed(0)
+    z = wide.sample((50_000,))
+    other = gaussian(2, 1.0, 1.0)
+    assert standard_errors_off((other.log_prob(z) - wide.log_prob(z)).exp(), 1.0) < 5
+
+
+def test_rounding_is_doubted():
+    density = CORPUS["rounding"]
+    evidence = mcvae.estimate_log_evidence(density.log_joint, density.initial, check=False, seed=0)
+    assert "coarse" in evidence.doubts()[0]
+    assert "float64" in evidence.verdict()
+
+
+def test_a_pilot_is_not_cut_short_in_silence():
+    """A posterior a hundred times narrower in 100 dimensions: 200 knots were not enough for 500."""
+    bridge = mcvae.Bridge(gaussian(100), gaussian(100, 0.0, 0.01).log_prob)
+    short = mcvae.tune(bridge, mcvae.hmc(3), num_knots=20, num_chains=8, generator=generator())
+    assert short.reached < 1
+    evidence = mcvae.estimate_log_evidence(
+        bridge.log_joint, bridge.initial, tuning=short, num_steps=4, check=False, seed=0
+    )
+    assert "start closer" in evidence.verdict()
+    fitted = mcvae.estimate_log_evidence(bridge.log_joint, bridge.initial, check=False, seed=0)
+    assert abs(fitted.log_evidence.item()) < 0.2
+
+
+def test_random_walks_are_not_called_stuck():
+    density = CORPUS["gaussian"]
+    evidence = mcvae.estimate_log_evidence(
+        density.log_joint, density.initial, kernel=mcvae.rwm(), num_steps=64, check=False, seed=0
+    )
+    assert "stuck" not in evidence.doubts()[0]
+
+
+def test_step_sizes_do_not_jitter():
+    density = CORPUS["gaussian, 20 dimensions"]
+    tuning = mcvae.tune(mcvae.Bridge(density.initial, density.log_joint), mcvae.hmc(3), generator=generator())
+    assert tuning.log_steps.diff(dim=0).abs().max() < 0.15
+
+
+def test_moves_do_not_turn_halfway_round():
+    """After half a turn every move is accepted and nothing mixes: acceptance alone leads there."""
+    density = CORPUS["gaussian"]
+    evidence = mcvae.estimate_log_evidence(density.log_joint, density.initial, num_steps=64, check=False, seed=0)
+    scale = (0.25 * (1 - evidence.temperatures) + evidence.temperatures).rsqrt()
+    turn = 3 * evidence.step_sizes[:, 0, 0] / scale
+    assert (turn < 2.2).all()
+    assert (turn > 0.8).all()
+
+
+# What Bayesians need
+
+
+@pytest.mark.parametrize(
+    ("density", "constraint", "dim"),
+    [
+        (Gamma(3.0, 2.0), constraints.positive, 1),
+        (Beta(2.0, 3.0), constraints.unit_interval, 1),
+        (Dirichlet(torch.tensor([1.5, 2.0, 3.0])), constraints.simplex, 2),
+    ],
+)
+def test_constrained_densities_keep_their_evidence_and_mean(density, constraint, dim):
+    own = density.log_prob if density.event_shape else lambda value: density.log_prob(value).sum(-1)
+    log_joint = mcvae.constrained(own, constraint)
+    evidence = mcvae.estimate_log_evidence(log_joint, gaussian(dim, 0.0, 1.5), check=False, seed=0)
+    assert abs(evidence.log_evidence.item()) < 5 * evidence.standard_error.item() + 0.01
+    mean, error = evidence.expectation(log_joint.parameters)
+    assert ((mean - density.mean).abs() < 5 * error).all()
+
+
+def test_an_unknown_constraint_is_named():
+    with pytest.raises(TypeError, match="constraint must be one of torch.distributions.constraints"):
+        mcvae.constrained(lambda z: z.sum(-1), "positive")
+    with pytest.raises(ValueError, match="torch has no bijection"):
+        mcvae.constrained(lambda z: z.sum(-1), constraints.boolean)
+
+
+def test_errors_of_expectations_are_right():
+    """Over 100 data: standardised errors of E[z] have about unit size."""
+    target = Independent(Normal(torch.ones(100, 2), torch.ones(100, 2)), 1)
+    initial = Independent(Normal(torch.zeros(100, 2), 1.5 * torch.ones(100, 2)), 1)
+    evidence = mcvae.estimate_log_evidence(target.log_prob, initial, num_steps=8, num_samples=200, check=False, seed=0)
+    mean, error = evidence.expectation(lambda z: z)
+    assert 0.8 < ((mean - 1) / error).square().mean().sqrt() < 1.25
+    with pytest.raises(ValueError, match=r"must return \[S, B, ...\]"):
+        evidence.expectation(lambda z: z.sum(0))
+
+
+def test_bayes_factors_have_errors():
+    pair = [
+        mcvae.estimate_log_evidence(
+            lambda z, shift=shift: gaussian(2).log_prob(z) + shift, gaussian(2, 0.5, 1.5), check=False, seed=seed
+        )
+        for seed, shift in enumerate((0.0, 2.0))
+    ]
+    factor, error = mcvae.bayes_factor(*pair)
+    assert abs(factor.item() + 2) < 5 * error.item() + 0.01
+    other = mcvae.estimate_log_evidence(
+        lambda z: -z.square().sum(-1), Independent(Normal(torch.zeros(2, 2), 1.0), 1), num_steps=2, check=False
+    )
+    with pytest.raises(ValueError, match="got 1 and 2 of them"):
+        mcvae.bayes_factor(pair[0], other)
+
+
+def test_export_to_arviz(monkeypatch):
+    evidence = mcvae.estimate_log_evidence(gaussian(2).log_prob, gaussian(2, 0.5, 1.5), check=False, seed=0)
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(ImportError, match="mcvae\\[arviz\\]"):
+        evidence.to_arviz()
+    stub = SimpleNamespace(
+        from_dict=lambda posterior: SimpleNamespace(posterior=SimpleNamespace(attrs={}, **posterior))
+    )
+    monkeypatch.setitem(sys.modules, "arviz", stub)
+    found = evidence.to_arviz(50, name="weights", generator=generator())
+    assert found.posterior.weights.shape == (1, 50, 2)
+    assert json.loads(json.dumps(found.posterior.attrs))["verdict"] == "no contradiction found"
