@@ -10,7 +10,10 @@ import torch
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("quickstart", "guide", "choosing", "evaluation", "extending", "mathematics")),
+    *(
+        f"docs/{name}.md"
+        for name in ("quickstart", "guide", "own-data", "choosing", "evaluation", "extending", "mathematics")
+    ),
 ]
 
 
