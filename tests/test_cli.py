@@ -1,5 +1,6 @@
 """The command line as a person meets it."""
 
+import os
 import re
 import subprocess
 import sys
