@@ -37,7 +37,15 @@ def _feed(digest: Any, part: Any, seen: set[int]) -> None:
     if isinstance(part, Tensor):
         digest.update(str((part.dtype, tuple(part.shape))).encode())
         if part.numel():
-            digest.update(part.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                part.detach()
+                .cpu()
+                .clone(memory_format=torch.contiguous_format)
+                .reshape(-1)
+                .view(torch.uint8)
+                .numpy()
+                .tobytes()
+            )
         return
     if id(part) in seen:
         return

@@ -134,8 +134,9 @@ def _cox_process() -> Target:
 
     def log_joint(z: Tensor) -> Tensor:
         log_rate = mean + z @ factor.T - math.log(size * size)
-        likelihood: Tensor = counts * log_rate - log_rate.exp() - torch.lgamma(counts + 1)
-        return likelihood.sum(-1) + _log_normal(z).sum(-1)
+        likelihood = counts * log_rate - log_rate.exp() - torch.lgamma(counts + 1)
+        value: Tensor = likelihood.sum(-1) + _log_normal(z).sum(-1)
+        return value
 
     return Target(log_joint, size * size, None)
 

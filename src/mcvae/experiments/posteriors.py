@@ -172,10 +172,12 @@ def _objective(method: str, num_steps: int, latent_dim: int, *, compiled: bool) 
 def _maximise(
     objective: AnnealedEstimator, initial: MeanField, target: Target, num_updates: int, seed: int, *, rate: float
 ) -> None:
-    """Adam with a rate that falls to 0 along a cosine. Step sizes, temperatures and frictions, which are few, learn ten
-    times as fast as networks."""
-    learned = [(name, p) for name, p in objective.named_parameters() if p.requires_grad]
-    networks = [p for name, p in learned if p.dim() > 1 or ".control." in name]
+    """Adam with a rate that falls to 0 along a cosine.
+
+    Step sizes, temperatures and frictions learn ten times as fast as networks and q: they are few, and far from where
+    they should be.
+    """
+    networks = [parameter for name, parameter in objective.named_parameters() if ".control." in name]
     known = {id(p) for p in networks}
     scalars = [p for p in objective.parameters() if p.requires_grad and id(p) not in known]
     groups = [{"params": [*initial.parameters(), *networks], "lr": rate}]
