@@ -55,7 +55,7 @@ def test_every_kernel_finds_the_evidence(name, step_size):
         generator=generator(),
     )
     assert ((evidence.log_evidence - LOG_Z).abs() < 5 * evidence.standard_error).all()
-    assert (evidence.standard_error < 0.05).all()
+    assert (evidence.standard_error < 0.1).all()
     assert evidence.log_weights.shape == (4000, 2)
     assert evidence.acceptance_per_step.shape == (20, 2)
     for field in ("log_evidence", "standard_error", "ess", "pareto_k", "acceptance", "num_nonfinite"):
