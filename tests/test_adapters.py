@@ -54,7 +54,7 @@ def test_the_evidence_of_eight_schools_is_that_of_quadrature(model, num_steps):
         posterior.log_joint,
         posterior.initial,
         num_steps=num_steps,
-        num_samples=64,
+        num_samples=256,
         generator=torch.Generator().manual_seed(0),
     )
     error = abs(float(evidence.log_evidence) - evidence_by_quadrature())

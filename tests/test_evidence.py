@@ -236,3 +236,17 @@ def test_diverging_chains_are_counted_and_keep_their_place():
     assert (evidence.num_nonfinite > 0).all()
     assert evidence.log_weights.shape == (200, 2)
     assert not evidence.log_evidence.isnan().any()
+
+
+def test_witnesses_may_go_where_the_density_cannot_be_evaluated():
+    """exp overflows at a start three times as wide, which is no reason to fail: the user's own start is fine."""
+    torch.set_default_dtype(torch.float32)
+
+    def log_joint(z):
+        scale = (8 * z).exp()
+        return -0.5 * z.square().sum(-1) + 0 * (scale * scale - scale.square()).sum(-1)
+
+    evidence = mcvae.estimate_log_evidence(
+        log_joint, Independent(Normal(torch.zeros(1, 2), 1.5 * torch.ones(1, 2)), 1), generator=generator()
+    )
+    assert abs(evidence.log_evidence.item() - math.log(2 * math.pi)) < 5 * evidence.standard_error.item() + 0.01

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from mcvae.core.bounds import iwae
-from mcvae.core.bridge import Bridge, Point, State, Step
+from mcvae.core.bridge import Bridge, NonFiniteDensityError, Point, State, Step
 from mcvae.core.diagnostics import effective_sample_size, standard_error
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.kernels import Kernel, hmc
@@ -112,7 +112,10 @@ def _climbing(change: Tensor, far: Tensor) -> bool:
 
 
 class _Highest:
-    """A log density that remembers where it was highest: what a chain passed, but did not stop at."""
+    """A log density that remembers where it was highest: what a chain passed, but did not stop at.
+
+    Witnesses go further out than the user's start. Where the density cannot be evaluated there, it is taken to be 0.
+    """
 
     latents: Tensor
 
@@ -129,7 +132,7 @@ class _Highest:
         better = height > self.value
         self.value = torch.where(better, height, self.value)
         self.latents = torch.where(better.unsqueeze(-1), here, self.latents)
-        return value
+        return torch.where(value < torch.inf, value, -torch.inf)
 
 
 def _moved_on(
@@ -172,11 +175,15 @@ def _second(
 
 
 def _estimate(bridge: Bridge, tuning: Tuning, kernel: Kernel, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """log p̂ with as many temperatures as the path is long, and its standard error."""
+    """log p̂ with as many temperatures as the path is long, and its standard error; NaN where it cannot be had."""
     betas = tuning.temperatures(min(max(16, math.ceil(4 * tuning.length**2)), 256))
     steps = tuning.relative_step_sizes(kernel, betas)
     chains = AnnealedEstimator(kernel, FixedSchedule(betas), steps, num_samples=64, bound=iwae)
-    log_weight = chains.run(bridge, generator=generator).log_weight
+    try:
+        log_weight = chains.run(bridge, generator=generator).log_weight
+    except NonFiniteDensityError:  # a wider start than the user's may reach where nothing can be evaluated
+        unknown = torch.full(bridge.initial.batch_shape, torch.nan, dtype=torch.float64, device=betas.device)
+        return unknown, torch.full_like(unknown, torch.inf)
     return iwae(log_weight), standard_error(log_weight)
 
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Generator, Tensor
 
-from mcvae.core.bridge import Bridge, Point, State, Step, select
+from mcvae.core.bridge import Bridge, Point, State, Step, check_start, select
 from mcvae.core.kernels import Kernel
 from mcvae.core.schedules import LinearSchedule, SigmoidSchedule
 from mcvae.core.starts import Frame
@@ -185,7 +185,7 @@ def explore(bridge: Bridge, kernel: Kernel, *, num_chains: int = 64, generator: 
         num_chains: per datum.
         generator: source of all randomness.
     """
-    walk = _walk(bridge, kernel, None, None, num_chains, generator, _MOST_KNOTS, loss=1.0, growth=0.1)
+    walk = _walk(bridge, kernel, None, None, num_chains, generator, _MOST_KNOTS, loss=1.0, growth=0.1, forgiving=True)
     return Exploration(Tuning(walk.knots, walk.log_steps, walk.spread, "adaptive", walk.reached), walk.point)
 
 
@@ -241,13 +241,18 @@ def _walk(
     max_knots: int = 0,
     loss: float = 0.5,
     growth: float = 0.0,
+    forgiving: bool = False,
 ) -> _Walk:
     """Walk through temperatures `[M]`, those given or adaptive ones, and adapt the step on every move.
 
     An adaptive temperature is put where log-weights spread by `loss` on the way to it, and by `growth` more each time.
     """
     target = kernel.target_acceptance if target is None else target
-    state = State(bridge.sample(num_chains, with_score=kernel.uses_score, generator=generator))
+    point = bridge.evaluate(bridge.draw(num_chains, generator=generator), with_score=kernel.uses_score)
+    if forgiving:  # far out, a density that cannot be evaluated is taken to be 0
+        point = point._replace(log_p=torch.where(point.log_p.isnan(), -torch.inf, point.log_p))
+    check_start(point)
+    state = State(point)
     scale = standard_deviation(bridge.initial)
     units = kernel.step_unit(scale).detach()
     log_step = torch.full_like(units[:, 0], math.log(0.2))
