@@ -1,7 +1,7 @@
 """Likelihoods of whole data sets: how they are estimated, how far they can be believed, how they resume."""
 
-from mcvae.evaluation.batches import bytes_per_row, evenly_spaced
 from mcvae.evaluation.certificate import Certificate
+from mcvae.evaluation.portions import bytes_per_row, evenly_spaced
 from mcvae.evaluation.procedure import Evaluation, evaluate, write_table
 from mcvae.evaluation.protocol import COLUMNS, PROTOCOLS, WEIGHT_EDGES, Protocol
 from mcvae.evaluation.resume import remove_saved

@@ -21,8 +21,8 @@ from mcvae.core.kernels import Kernel
 from mcvae.core.pilot import Pilot, pilot
 from mcvae.core.randomness import draw, seeded_generator
 from mcvae.core.tuning import Tuning
-from mcvae.evaluation.batches import Data, batches_of, bytes_per_row, with_time_left
 from mcvae.evaluation.certificate import Certificate
+from mcvae.evaluation.portions import Data, batches_of, bytes_per_row, with_time_left
 from mcvae.evaluation.protocol import COLUMNS, PROTOCOLS, WEIGHT_EDGES, Protocol
 from mcvae.evaluation.resume import Finished, Saved, fingerprint, remove_saved
 from mcvae.models import LatentVariableModel

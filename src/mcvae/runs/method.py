@@ -162,7 +162,7 @@ class Method:
 _SCHEDULE = Choice("schedule", {"linear": " fixed", "sigmoid": " sigmoidal", "learned": " learned"})
 _STEPS = Number("num_steps", "k", "K = {}", always=True)
 _SAMPLES = Number("num_samples", "n", "{} samples")
-_BOUND = Choice("bound", {"elbo": ", ELBO", "iwae": ", importance-weighted", "renyi": ", Rényi bound"})
+_BOUND = Choice("bound", {"elbo": ", ELBO", "iwae": ", IWAE bound", "renyi": ", Rényi bound"})
 _BACKWARD = Choice("backward", {"reversal": "", "learned": ", learned backward kernels"})
 _ANNEALED = (_SCHEDULE, _STEPS, _SAMPLES, _BOUND)
 _ADAPTIVE = {"schedule": "linear", "step_sizes": "adaptive", "step_size": 0.01}
