@@ -133,7 +133,8 @@ def main() -> None:
         )
         if number in theirs:
             other = theirs[number]
-            line += f"; numpyro {other['ms']:.2f} ms ({other['first_s']:.1f} s): {row['compiled_ms'] / other['ms']:.1f} times"
+            ratio = row["compiled_ms"] / other["ms"]
+            line += f"; numpyro {other['ms']:.2f} ms ({other['first_s']:.1f} s): {ratio:.1f} times"
         print(line)
 
 
