@@ -133,8 +133,8 @@ def main() -> None:
         )
         if number in theirs:
             other = theirs[number]
-            times = row["compiled_ms"] / other["ms"]
-            line += f"; numpyro {other['ms']:.2f} ms ({other['first_s']:.1f} s): {times:.1f} times"
+            ratio = row["compiled_ms"] / other["ms"]
+            line += f"; numpyro {other['ms']:.2f} ms ({other['first_s']:.1f} s): {ratio:.1f} times"
         print(line)
 
 
