@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -182,3 +183,17 @@ def test_networks_of_ones_own_are_imported_for_a_person_and_never_for_a_folder(t
     assert isinstance(model.decoder.network, OwnDecoder)
     with pytest.raises(ValueError, match="'no_such:Thing' cannot be imported.*module:Class"):
         train(TrainConfig(model=ModelConfig(encoder="no_such:Thing"), run=RunConfig(folder=str(tmp_path / "no"))))
+
+
+def test_layers_through_which_rows_influence_each_other_are_named():
+    """Their statistics are those of a batch: the score of one chain would contain the others."""
+    mixing = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    model = mcvae.LatentVariableModel(
+        lambda x: torch.distributions.Independent(torch.distributions.Normal(x, torch.ones_like(x)), 1), mixing
+    )
+    for objective, warned in ((mcvae.recipes.l_mcvae(2, 4), True), (mcvae.recipes.vae(), False)):
+        module = VariationalTraining(model, objective, OptimizerConfig())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            module.on_fit_start()
+        assert [("decoder.1" in str(w.message)) for w in caught] == [True] * warned

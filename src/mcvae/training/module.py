@@ -1,6 +1,7 @@
 """The training step as a Lightning module: any model, any estimator, one optimiser."""
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from mcvae.runs.config import OptimizerConfig
 
 __all__ = ["DivergedError", "VariationalTraining"]
 
+
+_MIXING = (torch.nn.modules.batchnorm._BatchNorm,)
+"""Layers through which rows influence each other while they are trained."""
 
 OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
@@ -72,6 +76,17 @@ class VariationalTraining(LightningModule):
 
     skipped: Tensor
     """Steps that were not taken because loss or gradient was not finite."""
+
+    def on_fit_start(self) -> None:
+        """Warn of layers in which the rows of a batch influence each other: a score would contain other rows' terms."""
+        mixing = [name for name, layer in self.model.named_modules() if isinstance(layer, _MIXING)]
+        if mixing and self.num_steps:
+            warnings.warn(
+                f"{', '.join(mixing)}: batch normalisation lets the rows of a batch influence each other, so that the "
+                "score of one chain contains the others and the bound is not what it says. Use group or layer "
+                "normalisation.",
+                stacklevel=2,
+            )
 
     def configure_optimizers(self) -> Any:
         """The optimiser over everything that can be learned, its rate a function of the epoch."""
