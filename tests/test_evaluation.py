@@ -300,11 +300,11 @@ def test_arrays_pairs_and_seeds_are_accepted():
 
 
 def test_time_left_is_written(capsys, monkeypatch):
-    from mcvae.evaluation import batches
+    from mcvae.evaluation import portions
 
     clock = iter(range(0, 1000, 6))
-    monkeypatch.setattr(batches.time, "monotonic", lambda: next(clock))
-    assert list(batches.with_time_left("abcdef", 6)) == list("abcdef")
+    monkeypatch.setattr(portions.time, "monotonic", lambda: next(clock))
+    assert list(portions.with_time_left("abcdef", 6)) == list("abcdef")
     assert "about" in capsys.readouterr().err
 
 
