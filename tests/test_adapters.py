@@ -81,6 +81,7 @@ def test_unconstrained_latents_carry_their_jacobian():
     assert posterior.bridge().sample(5).log_p.shape == (5, 1)
 
 
+@pytest.mark.slow
 def test_a_simplex_and_a_vector_are_put_back_in_their_shapes():
     def model():
         share = pyro.sample("share", dist.Dirichlet(torch.ones(3)))

@@ -65,7 +65,7 @@ class Coding:
         if unknown.any():
             row = int(np.argmax(unknown))
             known = ", ".join(self.labels[:20])
-            raise DataError(f"{place(row)}: {self.name} is {words[row]!r}; the training data have only {known}.")
+            raise DataError(f"{place(row)}: {self.name} is {str(words[row])!r}; the training data have only {known}.")
         return torch.from_numpy(words[:, None] == np.array(self.labels)[None]).float()
 
 

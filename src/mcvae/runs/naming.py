@@ -5,6 +5,9 @@ from collections.abc import Iterable
 
 __all__ = ["check_name"]
 
+_MOST_SHOWN = 35
+"""Names in an error; more are not read."""
+
 
 def check_name(what: str, name: str, known: Iterable[str]) -> None:
     """Raise a ValueError, with a guess, if a name is not among those known.
@@ -17,4 +20,5 @@ def check_name(what: str, name: str, known: Iterable[str]) -> None:
     if name not in names:
         close = difflib.get_close_matches(str(name).lower(), names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(names)}.{hint}")
+        shown = names if len(names) <= _MOST_SHOWN else [*names[:_MOST_SHOWN], f"and {len(names) - _MOST_SHOWN} more"]
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(shown)}.{hint}")
