@@ -159,6 +159,8 @@ def load(folder: str | Path, into: nn.Module | None = None) -> nn.Module:
     Linear(in_features=2, out_features=3, bias=True)
     """
     home = RunFolder(folder, top_level)
+    if home.path.is_file():
+        raise RunError(f"{home.place} is a file; give the run folder that it is in.")
     own = read_json(home.path / "model.json").get("own")
     if into is None:
         if own is not None:
