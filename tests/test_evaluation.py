@@ -40,9 +40,8 @@ def test_intervals_cover_the_evidence_of_ppca():
     pilot = model.bridge(x.expand(8, -1))
     tuning = mcvae.tune(pilot, mcvae.hmc(3), generator=generator()).shared()
     repeated = model.bridge(x.expand(200, -1))
-    evidence = mcvae.estimate_log_evidence(
-        repeated.log_joint, repeated.initial, tuning=tuning, num_steps=48, num_samples=24, generator=generator(1)
-    )
+    settings = {"tuning": tuning, "num_steps": 48, "num_samples": 24, "check": False}
+    evidence = mcvae.estimate_log_evidence(repeated.log_joint, repeated.initial, **settings, generator=generator(1))
     low, high = evidence.interval()
     assert 0.90 <= ((low <= truth) & (truth <= high)).double().mean() <= 0.99
     assert evidence.standard_error.mean() < 0.15
@@ -112,7 +111,7 @@ def logistic_regression():
 @pytest.mark.slow
 def test_two_ways_to_the_evidence_of_a_logistic_regression_agree():
     log_joint, prior = logistic_regression()
-    settings = {"num_steps": 1024, "num_samples": 300}
+    settings = {"num_steps": 1024, "num_samples": 300, "check": False}
     from_prior = mcvae.estimate_log_evidence(log_joint, prior, **settings, generator=generator())
     mode = torch.zeros(1, 1, 31, requires_grad=True)
     optimiser = torch.optim.LBFGS([mode], max_iter=200, line_search_fn="strong_wolfe")
@@ -131,7 +130,7 @@ def test_two_ways_to_the_evidence_of_a_logistic_regression_agree():
         log_joint, laplace, kernel=mcvae.hmc(8), schedule="sigmoid", **settings, generator=generator(1)
     )
     for evidence in (from_prior, from_laplace):
-        assert not {"few", "tail", "noisy", "disagreeing", "elsewhere", "hidden"} & set(evidence.doubts()[0])
+        assert evidence.verdict() == "no contradiction found"
     assert abs(from_prior.log_evidence - from_laplace.log_evidence) < 0.1
 
 

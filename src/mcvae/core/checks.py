@@ -17,6 +17,7 @@ from mcvae.core.bridge import Bridge, NonFiniteDensityError, Point, State, Step
 from mcvae.core.diagnostics import effective_sample_size, standard_error
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.kernels import Kernel, hmc
+from mcvae.core.randomness import standard_normal
 from mcvae.core.schedules import FixedSchedule
 from mcvae.core.scores import LogDensity
 from mcvae.core.starts import Frame, Modes, Widened, find_modes
@@ -68,7 +69,8 @@ def check(
     highest = _Highest(bridge.log_joint)
     watched = replace(bridge, log_joint=highest)
     wide = replace(watched, initial=Widened(bridge.initial, WIDENING))
-    walk = explore(wide, kernel, generator=generator)
+    chains = min(64, max(16, 1024 // latents.shape[1]))  # many data share the cost
+    walk = explore(wide, kernel, num_chains=chains, generator=generator)
     alive = walk.point.log_p > -torch.inf
     local, found, ended, steps = watched, walk.point.z, latents, walk.last_step(kernel, wide)
     if frame is not None:
@@ -84,13 +86,16 @@ def check(
         if not _climbing(later.log_p - point.log_p, far):
             break
     after = _moved_on(local, kernel, ended, steps, 6, generator)
+    local.evaluate(_around(ended, log_weights, generator), with_score=False)  # for `highest`
+    log_evidence, error = iwae(log_weights), standard_error(log_weights)
+    second = torch.full_like(log_evidence, torch.nan), torch.full_like(error, torch.inf)
+    if walk.tuning.length <= _TOO_FAR:
+        second = _estimate(wide, walk.tuning, kernel, generator)
     modes = None
     if kernel.uses_score:
         farthest = farthest if frame is None else frame.to_latents(farthest)
         modes = find_modes(bridge, torch.cat([_heaviest(latents, log_weights), farthest, highest.latents]))
-    wide = replace(wide, log_joint=bridge.log_joint)
-    log_evidence, error = iwae(log_weights), standard_error(log_weights)
-    second = _second(bridge, wide, walk.tuning, modes, kernel, (log_evidence, error), generator)
+        second = _second(bridge, second, modes, kernel, (log_evidence, error), generator)
     return Checks(
         *second,
         far.sum(0) / alive.sum(0).clamp(min=1),
@@ -148,8 +153,7 @@ def _moved_on(
 
 def _second(
     bridge: Bridge,
-    wide: Bridge,
-    tuning: Tuning,
+    wide: tuple[Tensor, Tensor],
     modes: Modes | None,
     kernel: Kernel,
     first: tuple[Tensor, Tensor],
@@ -160,14 +164,12 @@ def _second(
     The wider start comes first: if it finds more, mass was missed. If it finds less, or cannot tell, it may be too far
     away, and a start around a mode is asked, too. Whether chains from the wider one went elsewhere is another question.
     """
-    value, error = torch.full_like(first[0], torch.nan), torch.full_like(first[1], torch.inf)
-    if tuning.length <= _TOO_FAR:
-        value, error = _estimate(wide, tuning, kernel, generator)
+    value, error = wide
     short = first[0] - value > 2 * (error.square() + first[1].square()).sqrt()
     unsure = short | ~(error < 0.25)
     fit = None if modes is None or not bool(unsure.any()) else modes.heaviest()
     if fit is None:
-        return value, error
+        return wide
     around = fit.bridge(bridge, 1.5)
     near, near_error = _estimate(around, tune(around, kernel, generator=generator), kernel, generator)
     better = unsure & (near_error < error.clamp(min=0.1))
@@ -194,6 +196,18 @@ def _heaviest(latents: Tensor, log_weights: Tensor) -> Tensor:
     """The end state of the chain with the largest weight, `[1, B, D]`."""
     best = log_weights.argmax(0).reshape(1, -1, 1)
     return latents.gather(0, best.expand(-1, -1, latents.shape[-1]))
+
+
+def _around(ended: Tensor, log_weights: Tensor, generator: Generator | None) -> Tensor:
+    """Points of a Gaussian a little wider than the weighted states, `[N, B, D]`: a net for spikes between chains."""
+    share = log_weights.softmax(0).unsqueeze(-1).to(ended)
+    mean = (share * ended).sum(0)
+    scale = (share * (ended - mean).square()).sum(0).sqrt()
+    number = max(64, _NET // ended.shape[1])
+    return mean + 1.2 * scale * standard_normal(ended.new_empty(number, *ended.shape[1:]), generator)
+
+
+_NET = 8192  # points over all data, without scores: as many as 64 chains see at 40 temperatures
 
 
 def _strays(found: Tensor, alive: Tensor, ended: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -213,7 +213,8 @@ class Evidence(NamedTuple):
             **self._contradictions(),
             "moving": self.moved.abs() > self.tolerance + noise,
             "few": self.ess < max(2.0, 0.1 * num_samples),
-            "tail": self.pareto_k > torch.where(share < 0.5, 0.7, 1.0),  # of nearly equal weights k is mostly noise
+            # of nearly equal weights k is mostly noise, and at last rounding
+            "tail": (self.pareto_k > torch.where(share < 0.5, 0.7, 1.0)) & (share < 0.99),
             "noisy": ~(self.standard_error <= 2 * self.tolerance),
         }
         flags = torch.stack(list(failing.values()), 1).tolist()
@@ -448,7 +449,7 @@ def with_checks(evidence: Evidence, *, generator: Generator | None = None) -> Ev
     )
     own, other = evidence.standard_error.square(), found.standard_error.square()
     gap = (evidence.log_evidence - found.log_evidence).abs().nan_to_num(nan=0.0)
-    excess = (gap - 2 * (own + other).sqrt()).clamp(min=0).nan_to_num(nan=0.0)
+    excess = (gap - 2.5 * (own + other).sqrt()).clamp(min=0).nan_to_num(nan=0.0)
     return evidence._replace(checks=found, standard_error=(own + excess.square()).sqrt())
 
 
