@@ -56,7 +56,6 @@ def test_defaults_find_the_evidence_of_ppca_and_say_converged():
     evidence = mcvae.estimate_log_evidence(bridge.log_joint, bridge.initial, generator=generator())
     assert ((evidence.log_evidence - truth).abs() < 4 * evidence.standard_error).all()
     assert evidence.verdict() == "converged"
-    assert evidence.num_steps >= 32
     assert (evidence.moved.abs().mean() < 0.1).all()
 
 
