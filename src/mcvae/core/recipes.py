@@ -31,7 +31,7 @@ from mcvae.core.kernels import Kernel, Unadjusted, hmc, mala, ula
 from mcvae.core.proposals import Hamiltonian, Langevin
 from mcvae.core.refreshments import Friction, PartialRefreshment
 from mcvae.core.schedules import LearnedSchedule, LinearSchedule, Schedule
-from mcvae.core.step_sizes import FixedStepSizes, ScoreScaled, StepSizes
+from mcvae.core.step_sizes import FixedStepSizes, LearnedStepSizes, RelativeStepSizes, ScoreScaled, StepSizes
 
 __all__ = ["a_mcvae", "ais_hmc", "cmcd", "cmcd_ud", "dbs", "iwae", "l_mcvae", "ldvi", "mcd", "uha", "vae"]
 
@@ -200,12 +200,13 @@ def mcd(
         hidden: width of the network.
         schedule: learned temperatures by default.
         interior: temperatures k/K (False) or k/(K+1) (True).
-        step_sizes: the paper's adaptive rule with a hypothetical acceptance of 0.9 by default; learned ones work, too.
+        step_sizes: learned in units of q's scales by default: by the paper's rule, which aims at an acceptance, steps
+            are too short for a network to do anything.
         num_samples, bound, compile: as for `l_mcvae`.
     """
     correction = DriftNetwork(latent_dim, context_dim, hidden=hidden)
     kernel = Unadjusted(Langevin(backward_drift=Controlled(correction)))
-    return _learned(kernel, num_steps, latent_dim, schedule, interior, step_sizes, 0.01, num_samples, bound, compile)
+    return _learned(kernel, num_steps, schedule, interior, step_sizes, 0.05, num_samples, bound, compile)
 
 
 def cmcd(
@@ -229,7 +230,7 @@ def cmcd(
     """
     control = DriftNetwork(latent_dim, context_dim, hidden=hidden)
     kernel = Unadjusted(Langevin(Controlled(control, -1.0), AtNextStep(Controlled(control, +1.0))))
-    return _learned(kernel, num_steps, latent_dim, schedule, interior, step_sizes, 0.01, num_samples, bound, compile)
+    return _learned(kernel, num_steps, schedule, interior, step_sizes, 0.05, num_samples, bound, compile)
 
 
 def dbs(
@@ -253,7 +254,7 @@ def dbs(
     """
     forward, backward = (DriftNetwork(latent_dim, context_dim, hidden=hidden) for _ in range(2))
     kernel = Unadjusted(Langevin(Controlled(forward), Controlled(backward)))
-    return _learned(kernel, num_steps, latent_dim, schedule, interior, step_sizes, 0.01, num_samples, bound, compile)
+    return _learned(kernel, num_steps, schedule, interior, step_sizes, 0.05, num_samples, bound, compile)
 
 
 def ldvi(
@@ -277,16 +278,14 @@ def ldvi(
         num_steps, latent_dim, context_dim, hidden, schedule, interior, num_samples, bound, compile: as for `mcd`.
         friction: γ, where it starts; it is learned.
         num_leapfrog: leapfrog steps per move.
-        step_sizes: as for `uha` by default.
+        step_sizes: as for `mcd`.
     """
     refreshment = Friction(friction)
     correction = DriftNetwork(latent_dim, context_dim, hidden=hidden, uses_momentum=True)
     proposal = Hamiltonian(
         num_leapfrog, refreshment=refreshment, backward_refreshment=refreshment.controlled(correction)
     )
-    return _learned(
-        Unadjusted(proposal), num_steps, latent_dim, schedule, interior, step_sizes, 0.1, num_samples, bound, compile
-    )
+    return _learned(Unadjusted(proposal), num_steps, schedule, interior, step_sizes, 0.2, num_samples, bound, compile)
 
 
 def cmcd_ud(
@@ -317,9 +316,7 @@ def cmcd_ud(
         refreshment=friction_alone.controlled(control, -1.0),
         backward_refreshment=friction_alone.controlled(control, +1.0),
     )
-    return _learned(
-        Unadjusted(proposal), num_steps, latent_dim, schedule, interior, step_sizes, 0.1, num_samples, bound, compile
-    )
+    return _learned(Unadjusted(proposal), num_steps, schedule, interior, step_sizes, 0.2, num_samples, bound, compile)
 
 
 def ais_hmc(
@@ -355,7 +352,6 @@ def ais_hmc(
 def _learned(
     kernel: Kernel,
     num_steps: int,
-    latent_dim: int,
     schedule: ScheduleFactory,
     interior: bool,
     step_sizes: StepSizes | None,
@@ -364,11 +360,13 @@ def _learned(
     bound: Bound,
     compile: bool,
 ) -> AnnealedEstimator:
-    """A kernel that is learned, with its temperatures."""
+    """A kernel that is learned, with its temperatures and its step sizes."""
     return AnnealedEstimator(
         kernel,
         schedule(num_steps, interior=interior),
-        step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, step_size, target=0.9),
+        step_sizes
+        if step_sizes is not None
+        else RelativeStepSizes(LearnedStepSizes(num_steps, step_size), kernel.step_unit),
         num_samples=num_samples,
         bound=bound,
         compile=compile,

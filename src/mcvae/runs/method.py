@@ -166,7 +166,7 @@ _BOUND = Choice("bound", {"elbo": ", ELBO", "iwae": ", IWAE bound", "renyi": ", 
 _BACKWARD = Choice("backward", {"reversal": "", "learned": ", learned backward kernels"})
 _ANNEALED = (_SCHEDULE, _STEPS, _SAMPLES, _BOUND)
 _ADAPTIVE = {"schedule": "linear", "step_sizes": "adaptive", "step_size": 0.01}
-_LEARNED = _ADAPTIVE | {"schedule": "learned"}
+_LEARNED = {"schedule": "learned", "step_sizes": "relative", "step_size": 0.05}
 
 
 def _bound(config: MethodConfig) -> Any:
@@ -320,7 +320,7 @@ METHODS = {
         "h",
         _annealed("ldvi", context_dim=_context, friction=_friction),
         _ANNEALED,
-        _LEARNED | {"step_size": 0.1, "damping": 1.0},
+        _LEARNED | {"step_size": 0.2, "damping": 1.0},
     ),
     "cmcd-ud": Method(
         "CMCD-UD",
@@ -329,7 +329,7 @@ METHODS = {
         "X",
         _annealed("cmcd_ud", context_dim=_context, friction=_friction),
         _ANNEALED,
-        _LEARNED | {"step_size": 0.1, "damping": 1.0},
+        _LEARNED | {"step_size": 0.2, "damping": 1.0},
     ),
     "realnvp": Method(
         "VAE with RealNVP",
