@@ -22,6 +22,7 @@ NAMES = (
     "k-sweep",
     "training-curves",
     "posteriors",
+    "frontier",
 )
 """Of `EXPERIMENTS`, which needs torch."""
 POSTERIOR_METHODS = ("vi", "ula", "mcd", "cmcd", "uha", "ldvi", "cmcd-ud", "ais-mala", "smc")
@@ -39,6 +40,7 @@ class ReproductionOptions:
         methods: only these, such as [vae,l-mcvae-linear-k5] (images) or [ula,cmcd] (posteriors).
         epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
         limit: test images to evaluate on (images).
+        images: at most this many training images (images).
     """
 
     preset: Literal["quick", "paper"] = "quick"
@@ -47,11 +49,13 @@ class ReproductionOptions:
     methods: list[str] | None = None
     epochs: list[int] | None = None
     limit: int | None = None
+    images: int | None = None
 
     def check(self, experiment: str) -> None:
         """Raise a ValueError that names the option, for values that make no sense in an experiment."""
         check_range("seeds", self.seeds, 1)
         check_range("limit", self.limit, 2)
+        check_range("images", self.images, 1)
         for method in self.methods or ():
             if experiment == "posteriors":
                 check_name("method", method, POSTERIOR_METHODS)

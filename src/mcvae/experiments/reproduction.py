@@ -12,7 +12,7 @@ import numpy
 import torch
 
 import mcvae
-from mcvae.experiments import image_tables, posteriors, ppca_gradients, toy_parameters, toy_posterior
+from mcvae.experiments import frontier, image_tables, posteriors, ppca_gradients, toy_parameters, toy_posterior
 from mcvae.experiments.cells import Cell, Progress, look, run_cells
 from mcvae.experiments.paper import ReproductionOptions, paper_value
 from mcvae.runs.plain import write_json
@@ -32,6 +32,8 @@ class Experiment:
     """The records that belong to it, in the order of its table."""
     arrays: Callable[[Path, list[Cell]], dict[str, Any]] = lambda root, cells: {}
     """What its figure needs beyond records."""
+    derived: Callable[[Path, list[Cell]], list[Record]] = lambda root, cells: []
+    """Records of several cells together, such as differences between methods."""
 
 
 def _images(dataset: str, options: ReproductionOptions, methods: tuple[str, ...] | None = None) -> list[Cell]:
@@ -44,6 +46,7 @@ def _images(dataset: str, options: ReproductionOptions, methods: tuple[str, ...]
         seeds=options.seeds or preset["seeds"],
         epochs=options.epochs,
         limit=options.limit,
+        images=options.images,
     )
 
 
@@ -117,8 +120,14 @@ EXPERIMENTS = {
         lambda o: posteriors.cells(o.preset, o.seeds or 1, o.methods),
         ("elbo", "log_evidence"),
     ),
+    "frontier": Experiment(
+        "Where do chains pay? 6 and 12 decoder passes per image, spent as samples, steps or both",
+        frontier.cells,
+        ("nll_minus_vae", "nll", "certificate", "negative_elbo"),
+        derived=frontier.differences,
+    ),
 }
-"""Every table and figure of the paper, in its order, and the field's benchmark of posteriors."""
+"""Every table and figure of the paper, in its order, the field's benchmark of posteriors, and our own question."""
 
 
 def reproduce(
@@ -154,6 +163,7 @@ def reproduce(
         records = _collected(root, cells)
     else:
         records = run_cells(root, cells, workers=workers, retries=retries, show=show)
+    records += experiment.derived(root, cells)
     kept = [_completed(name, record) for record in records if record.metric in experiment.metrics]
     if not kept:
         raise ValueError(f"there is nothing of {name} in {root} yet.")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from mcvae.runs.discovery import Run
 from mcvae.runs.plain import number
+from mcvae.runs.records import paired
 from mcvae.runs.results import EvaluationSummary
 
 __all__ = [
@@ -119,19 +120,12 @@ def _images_of(run: Run) -> tuple[str, ...]:
 
 
 def paired_difference(run: Run, baseline: Run, column: str = "bound") -> tuple[float, float] | None:
-    """Mean difference between two runs over the same images, and its standard error; None if images differ.
-
-    Images differ far more than methods do. Differences per image see the method, not the image.
-    """
+    """Mean difference between two runs over the same images, and its standard error; None if images differ."""
     if run.folder == baseline.folder or _images_of(run) != _images_of(baseline):
         return None
     if (run.result.seed, run.result.batch_size) != (baseline.result.seed, baseline.result.batch_size):
         return None
-    first, second = ([number(row.get(column)) for row in r.images] for r in (run, baseline))
-    differences = [a - b for a, b in zip(first, second, strict=False) if a is not None and b is not None]
-    if len(first) != len(second) or not len(differences) == len(first) > 1:
-        return None
-    return statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+    return paired(run.images, baseline.images, column)
 
 
 def _difference(group: Group, baseline: Group, column: str) -> tuple[float, float] | None:

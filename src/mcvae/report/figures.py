@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mcvae.report.tables import LABELS
-from mcvae.runs.method import label_of, method_named
+from mcvae.runs.method import label_of, method_named, parse_key
 from mcvae.runs.records import Record, Summary, summarise
 
 __all__ = ["FIGURES", "draw"]
@@ -225,6 +225,56 @@ def _benchmark(found: list[Summary], arrays: Arrays) -> Figure:
     return figure
 
 
+def _frontier(found: list[Summary], arrays: Arrays) -> Figure:
+    """NLL below the VAE's by how the budget is spent; a panel per data set and encoder, a marker per budget."""
+    last = max(s.epoch or 0 for s in found)
+    gains = [s for s in found if s.metric == "nll_minus_vae" and s.epoch == last]
+    subjects = list(dict.fromkeys(s.dataset for s in gains))
+    spent = {s.method: _spent(s.method) for s in gains}
+    rows = [row for row in _SPENT_ON if row in spent.values()]
+    budgets = sorted({_budget(method) for method in spent})
+    figure = Figure(figsize=(2.2 + 2.4 * len(subjects), 1.7 + 0.36 * len(rows)))
+    panels = numpy.atleast_1d(figure.subplots(1, len(subjects), sharey=True))
+    for axis, subject in zip(panels, subjects, strict=True):
+        for s in gains:
+            if s.dataset == subject:
+                index = budgets.index(_budget(s.method))
+                height = len(rows) - rows.index(spent[s.method]) + 0.16 * (len(budgets) - 1 - 2 * index)
+                colour, filled = method_named(s.method).colour, index == len(budgets) - 1
+                axis.barh(height, s.mean, 0.3, color=colour, alpha=0.75 if filled else 0.35)
+                axis.errorbar(s.mean, height, xerr=s.standard_error or 0.0, color="#333333", capsize=2, lw=1)
+        axis.axvline(0, color="#666666", lw=0.8)
+        axis.set(title=subject.replace(", ", "\n"), xlabel="NLL − VAE's, nats")
+        axis.set_yticks(range(len(rows), 0, -1), rows)
+        axis.grid(visible=False, axis="y")
+    shades = ", ".join(f"{'dark' if budget == budgets[-1] else 'light'}: {budget}" for budget in budgets)
+    figure.supxlabel(
+        f"decoder passes per image and step, {shades}; further left is better; ± standard error", fontsize=8
+    )
+    return figure
+
+
+_SPENT_ON = (
+    "samples: IWAE",
+    "4 chains: L-MCVAE",
+    "2 chains: L-MCVAE",
+    "1 chain: L-MCVAE",
+    "1 chain: A-MCVAE",
+    "1 chain: CMCD",
+)
+"""Rows of the frontier's figure, from many samples to many steps."""
+
+
+def _spent(key: str) -> str:
+    config, method = parse_key(key), method_named(key)
+    chains = config.num_samples or 1
+    return f"{chains} chain{'s' * (chains > 1)}: {method.title}" if method.annealed else f"samples: {method.title}"
+
+
+def _budget(key: str) -> int:
+    return method_named(key).cost(parse_key(key))
+
+
 FIGURES: dict[str, Callable[[list[Summary], Arrays], Figure]] = {
     "toy-posterior": _posterior,
     "toy-parameters": _parameters,
@@ -235,5 +285,6 @@ FIGURES: dict[str, Callable[[list[Summary], Arrays], Figure]] = {
     "k-sweep": _against_k,
     "training-curves": _curves,
     "posteriors": _benchmark,
+    "frontier": _frontier,
 }
 """By experiment."""

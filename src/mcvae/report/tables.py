@@ -14,6 +14,8 @@ __all__ = ["LABELS", "Table", "latex", "markdown", "table", "terminal"]
 LABELS = {
     "negative_elbo": "−ELBO",
     "nll": "NLL",
+    "nll_minus_vae": "NLL − VAE's",
+    "certificate": "NLL certified within",
     "validation_negative_elbo": "validation −ELBO",
     "validation_nll": "validation NLL",
     "energy_distance": "energy distance",
@@ -42,41 +44,54 @@ class Table(NamedTuple):
 
 
 def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Table:
-    """A row per method, a column per metric, data set and epoch, the paper's number beside ours; then the cost."""
+    """A row per method, a column per metric, data set and epoch, the paper's number beside ours; then the cost.
+
+    With more than two metrics every data set gets rows of its own instead of columns.
+    """
     found = summarise(records)
-    datasets, methods = _unique(s.dataset for s in found), _unique(s.method for s in found)
+    datasets = _unique(s.dataset for s in found)
+    apart = len(datasets) > 1 and len(metrics) > 2
+    cells = dict[_Row, dict[_Column, Summary]]()
+    for s in found:
+        row, column = (s.dataset if apart else "", s.method), (s.metric, "" if apart else s.dataset, s.epoch)
+        cells.setdefault(row, {})[column] = s
     columns = sorted(
-        _unique((s.metric, s.dataset, s.epoch) for s in found),
-        key=lambda c: (metrics.index(c[0]), datasets.index(c[1]), c[2] or 0),
+        _unique(column for row in cells.values() for column in row),
+        key=lambda c: (metrics.index(c[0]), c[1] and datasets.index(c[1]), c[2] or 0),
     )
-    cells = {(s.method, (s.metric, s.dataset, s.epoch)): s for s in found}
-    with_paper = {
-        column for column in columns if any(s.paper is not None for (_, c), s in cells.items() if c == column)
-    }
-    header = ["method"]
+    with_paper = {c for row in cells.values() for c, s in row.items() if s.paper is not None}
+    header = ["data", "method"] if apart else ["method"]
     for column in columns:
-        header += [_heading(column, len(datasets) > 1), *(["paper"] if column in with_paper else [])]
+        named = len(datasets) > 1 and not apart
+        header += [_heading(column, named), *(["paper"] if column in with_paper else [])]
     costly = any(s.evaluations is not None for s in found)
     rows = []
-    for method in methods:
-        row = [label_of(method)]
+    for (dataset, method), measured in sorted(cells.items(), key=lambda item: apart and datasets.index(item[0][0])):
+        text = [dataset, label_of(method)] if apart else [label_of(method)]
+        seeds = max(s.num_seeds for s in measured.values())
         for column in columns:
-            summary = cells.get((method, column))
-            row += [_ours(summary), *([_paper(summary)] if column in with_paper else [])]
+            summary = measured.get(column)
+            text += [_ours(summary, seeds), *([_paper(summary)] if column in with_paper else [])]
         if costly:
-            last = max((s for (m, _), s in cells.items() if m == method), key=lambda s: s.epoch or 0)
-            row += [_count(last.evaluations), _count(last.seconds)]
-        rows.append(row)
+            last = max(measured.values(), key=lambda s: s.epoch or 0)
+            text += [_count(last.evaluations), _count(last.seconds)]
+        rows.append(text)
     return Table(
         title, header + (["model evaluations", "seconds"] if costly else []), rows, _notes(found, bool(with_paper))
     )
 
 
-def _unique(items: Iterable[tuple[str, str, int | None] | str]) -> list:  # type: ignore[type-arg]
+_Row = tuple[str, str]
+"""Data set, or nothing, and method."""
+_Column = tuple[str, str, int | None]
+"""Metric, data set or nothing, epoch."""
+
+
+def _unique(items: Iterable[_Column | str]) -> list:  # type: ignore[type-arg]
     return list(dict.fromkeys(items))
 
 
-def _heading(column: tuple[str, str, int | None], named: bool) -> str:
+def _heading(column: _Column, named: bool) -> str:
     metric, dataset, epoch = column
     parts = [
         LABELS.get(metric, metric),
@@ -86,11 +101,12 @@ def _heading(column: tuple[str, str, int | None], named: bool) -> str:
     return ", ".join(parts)
 
 
-def _ours(summary: Summary | None) -> str:
+def _ours(summary: Summary | None, seeds: int) -> str:
     if summary is None:
         return ""
     error = summary.deviation if summary.deviation is not None else summary.standard_error
-    return _number(summary.mean, error)
+    some = f" ({summary.num_seeds} of {seeds} seeds)" if summary.num_seeds < seeds else ""
+    return _number(summary.mean, error) + some
 
 
 def _paper(summary: Summary | None) -> str:

@@ -83,8 +83,9 @@ class ModelConfig:
             for colour, as in the paper; negative-binomial for counts, gaussian-per-dimension for real data.
         sigma: standard deviation of the gaussian likelihood, or where it starts if learned.
         flow: a normalising flow for q; none: mean-field Gaussian. auto: what the method needs.
-        encoder: network of your own as module:Class, called with (shape, latent_dim), from data to 2 latent_dim numbers
-            or to a distribution. A run folder may not import it: see the guide on your own data.
+        encoder: linear, for a weak one with a single layer; or a network of your own as module:Class, called with
+            (shape, latent_dim), from data to 2 latent_dim numbers or to a distribution. A run folder may not import
+            it: see the guide on your own data.
         decoder: network of your own as module:Class, called with (shape of its output, number of its inputs).
         prior: standard-normal, or learned: mixture of Gaussians, vamp (of q at pseudo-data), realnvp or nsf (flows).
         prior_components: of mixture and vamp.

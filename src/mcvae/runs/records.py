@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcvae.runs.plain import RunError, read_rows, write_rows
+from mcvae.runs.plain import Row, RunError, number, read_rows, write_rows
 
-__all__ = ["Record", "Summary", "read_records", "summarise", "write_records"]
+__all__ = ["Record", "Summary", "paired", "read_records", "summarise", "write_records"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,21 @@ def _parse(name: str, text: str) -> Any:
     if text == "":
         return None
     return int(text) if name in ("seed", "epoch") else float(text)
+
+
+def paired(first: list[Row], second: list[Row], column: str) -> tuple[float, float] | None:
+    """Mean and standard error of first − second over the rows of two tables; None if they do not match.
+
+    Images differ far more than methods do. Differences per image see the method, not the image.
+
+    >>> paired([{"bound": "1"}, {"bound": "3"}], [{"bound": "0"}, {"bound": "0"}], "bound")
+    (2.0, 1.0)
+    """
+    values = [(number(a.get(column)), number(b.get(column))) for a, b in zip(first, second, strict=False)]
+    differences = [a - b for a, b in values if a is not None and b is not None]
+    if not len(first) == len(second) == len(differences) > 1:
+        return None
+    return statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
 
 
 class Summary(NamedTuple):
