@@ -25,7 +25,7 @@ ENCODERS = {"weak": "linear", "strong": None}
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"data": (DataConfig("digits", batch_size=50),), "epochs": (20,), "seeds": 2, "limit": 300},
     "paper": {
-        "data": (DataConfig("mnist", validation=1000), DataConfig("fashion-mnist", validation=1000)),
+        "data": tuple(DataConfig(name, validation=500, batch_size=50) for name in ("mnist", "fashion-mnist")),
         "epochs": (30,),
         "seeds": 3,
         "limit": 1000,
