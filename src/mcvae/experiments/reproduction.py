@@ -84,7 +84,7 @@ _LIKELIHOODS = ("negative_elbo", "nll")
 EXPERIMENTS = {
     "toy-posterior": Experiment(
         "Figure 1: how near each method comes to a posterior that is a ring",
-        lambda o: toy_posterior.cells(o.preset, o.seeds or {"quick": 1, "paper": 3}[o.preset]),
+        lambda o: toy_posterior.cells(o.preset, o.seeds or {"quick": 1, "paper": 3}[o.preset], o.methods),
         ("energy_distance", "energy_distance_resampled", "bound_gap"),
         _posterior_arrays,
     ),

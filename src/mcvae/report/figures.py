@@ -14,7 +14,7 @@ from mcvae.report.tables import LABELS
 from mcvae.runs.method import label_of, method_named, parse_key
 from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["FIGURES", "draw"]
+__all__ = ["FIGURES", "draw", "draw_story"]
 
 _STYLE: Any = {
     "font.size": 9,
@@ -56,30 +56,61 @@ def _posterior(found: list[Summary], arrays: Arrays) -> Figure:
     """The 2 × 3 panel of Figure 1, with the distance of each method."""
     figure = Figure(figsize=(7.5, 5.4))
     axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    density = arrays["exact"]
-    first = next(axes)
-    first.imshow(density, origin="lower", extent=(-4, 4, -4, 4), cmap="Blues", aspect="equal")
-    first.set_title("exact posterior")
-    distances = {s.method: s for s in found if s.metric == "energy_distance"}
-    for method, axis in zip(("vae", "iwae", "realnvp", "a-mcvae", "l-mcvae"), axes, strict=True):
-        axis.contour(density, levels=3, extent=(-4, 4, -4, 4), colors="#999999", linewidths=0.6)
-        if method in arrays:
-            axis.scatter(
-                *arrays[method][:1500].T,
-                s=2,
-                alpha=0.35,
-                color=method_named(method).colour,
-                linewidths=0,
-                rasterized=True,
-            )
-            summary = distances[method]
-            axis.set_title(f"{label_of(method)}: {summary.mean:.4f} ± {_error(summary):.4f}")
-    for axis in figure.axes:
-        axis.set(xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
-        axis.grid(visible=False)
+    _ring(list(axes), ("vae", "iwae", "realnvp", "a-mcvae", "l-mcvae"), found, arrays)
     figure.supxlabel("$z_1$; numbers are energy distances to the exact posterior (contours), 0 if equal", fontsize=9)
     figure.supylabel("$z_2$", fontsize=9)
     return figure
+
+
+def _ring(axes: Sequence[Axes], methods: Sequence[str], found: list[Summary], arrays: Arrays) -> None:
+    """The exact posterior, then the samples of each method over its contours."""
+    density, extent = arrays["exact"], (-4, 4, -4, 4)
+    axes[0].imshow(density, origin="lower", extent=extent, cmap="Blues", aspect="equal")
+    axes[0].set_title("exact posterior")
+    distances = {s.method: s for s in found if s.metric == "energy_distance"}
+    for method, axis in zip(methods, axes[1:], strict=True):
+        axis.contour(density, levels=3, extent=extent, colors="#999999", linewidths=0.6)
+        if method in arrays:
+            look: Any = {"s": 2, "alpha": 0.35, "linewidths": 0, "rasterized": True}
+            axis.scatter(*arrays[method][:1500].T, color=method_named(method).colour, **look)
+            summary = distances[method]
+            axis.set_title(f"{label_of(method)}: {summary.mean:.4f} ± {_error(summary):.4f}")
+    for axis in axes:
+        axis.set(xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
+        axis.grid(visible=False)
+
+
+def draw_story(ring: Sequence[Record], arrays: Arrays, gains: dict[str, tuple[float, float]], path: Path) -> None:
+    """The demonstration in one picture: samples on the ring above, likelihoods on digits below.
+
+    Args:
+        ring: records of `toy-posterior`.
+        arrays: of `toy-posterior`.
+        gains: log-likelihood above the VAE's and its standard error, by method.
+        path: of the picture, a PNG file.
+    """
+    methods = {"vae": "VAE's q", "iwae": "IWAE's q", "l-mcvae": "L-MCVAE's chains", "a-mcvae": "A-MCVAE's chains"}
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10, 4.9))
+        parts: Any = figure.subfigures(2, 1, height_ratios=(3, 2), hspace=0.04)
+        panels, found = parts[0].subplots(1, 1 + len(methods), sharey=True), summarise(ring)
+        _ring(panels, list(methods), found, arrays)
+        distances = {s.method: s.mean for s in found if s.metric == "energy_distance"}
+        for axis, (method, name) in zip(panels[1:], methods.items(), strict=True):
+            axis.set_title(f"{name}: {distances[method]:.3f}")
+        parts[0].suptitle("Chains win: a posterior that no Gaussian q can be, and the energy distance of draws to it")
+        axis = parts[1].subplots()
+        for height, (method, (gain, error)) in enumerate(reversed(gains.items())):
+            axis.barh(height, gain, 0.6, color=method_named(method).colour, alpha=0.75)
+            axis.errorbar(gain, height, xerr=error, color="#333333", capsize=2, lw=1)
+        axis.set_yticks(range(len(gains)), [_spent(method) for method in reversed(gains)])
+        axis.set_xlabel("log-likelihood of test images above the VAE's, nats ± standard error; more is better")
+        axis.axvline(0, color="#666666", lw=0.8)
+        axis.grid(visible=False, axis="y")
+        budget = " or ".join(str(passes) for passes in sorted({_budget(method) for method in gains}))
+        best = "Chains win" if method_named(next(iter(gains))).annealed else "Samples are enough"
+        parts[1].suptitle(f"{best}: 8 × 8 digits, q nearly fits; {budget} decoder passes per image")
+        figure.savefig(path, dpi=160)
 
 
 def _parameters(found: list[Summary], arrays: Arrays) -> Figure:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from mcvae.report.comparison import answers, certificate, groups, kind, rows
 from mcvae.report.panels import panels
 from mcvae.report.reproductions import record_answers, record_charts, record_rows
+from mcvae.report.story import Story
 from mcvae.runs.discovery import Found, Reproduction, Run, find
 from mcvae.runs.plain import RunError, write_atomically
 
@@ -31,13 +32,14 @@ _PICTURES = {
 }
 
 
-def write_page(paths: list[str], out: str | Path, found: Found | None = None) -> Path:
+def write_page(paths: list[str], out: str | Path, found: Found | None = None, story: Story | None = None) -> Path:
     """Write the page and return where it is; a reader sees the old page or the new one.
 
     Args:
         paths: run folders, reproduction folders, or folders of them.
         out: the HTML file; its folder is created if need be.
         found: what is at these paths, if it is known already.
+        story: a picture and sentences to open with.
     """
     out = Path(out)
     if out.is_dir():
@@ -45,7 +47,7 @@ def write_page(paths: list[str], out: str | Path, found: Found | None = None) ->
     found = found or find(paths)
     if not found.runs and not found.reproductions:
         raise RunError(f"nothing here can be read: {' '.join(found.left_out)}")
-    text = render(found, command=shlex.join(["mcvae", "report", *paths, "--out", str(out)]))
+    text = render(found, command=shlex.join(["mcvae", "report", *paths, "--out", str(out)]), story=story)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -54,7 +56,7 @@ def write_page(paths: list[str], out: str | Path, found: Found | None = None) ->
     return out
 
 
-def render(found: Found, *, command: str = "mcvae report") -> str:
+def render(found: Found, *, command: str = "mcvae report", story: Story | None = None) -> str:
     """The page as HTML."""
     reproductions, tried = found.reproductions, groups(found.runs)
     columns, body = rows(tried)
@@ -77,6 +79,8 @@ def render(found: Found, *, command: str = "mcvae report") -> str:
         version=version("mcvae"),
         command=command,
         digest=_digest(runs, reproductions),
+        opening=_inline(story.picture) if story else None,
+        sentences=story.sentences if story else [],
         answers=answers(tried) + [a for each in reproductions for a in record_answers(each.name, each.records)],
         left_out=found.left_out,
         columns=columns,

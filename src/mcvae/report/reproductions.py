@@ -11,7 +11,7 @@ from mcvae.runs.records import Record, Summary, summarise
 
 __all__ = ["RecordRow", "record_answers", "record_charts", "record_rows"]
 
-_LOWER_IS_BETTER = ("nll", "negative_elbo")
+_LOWER_IS_BETTER = ("nll", "negative_elbo", "energy_distance", "squared_error")
 
 
 class RecordRow(NamedTuple):
