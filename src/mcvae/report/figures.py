@@ -48,10 +48,6 @@ def _look(key: str) -> dict[str, Any]:
     return {"color": method.colour, "marker": method.marker, "markersize": 4, "label": label_of(key)}
 
 
-def _error(summary: Summary) -> float:
-    return (summary.deviation if summary.deviation is not None else summary.standard_error) or 0.0
-
-
 def _posterior(found: list[Summary], arrays: Arrays) -> Figure:
     """The 2 × 3 panel of Figure 1, with the distance of each method."""
     figure = Figure(figsize=(7.5, 5.4))
@@ -74,7 +70,7 @@ def _ring(axes: Sequence[Axes], methods: Sequence[str], found: list[Summary], ar
             look: Any = {"s": 2, "alpha": 0.35, "linewidths": 0, "rasterized": True}
             axis.scatter(*arrays[method][:1500].T, color=method_named(method).colour, **look)
             summary = distances[method]
-            axis.set_title(f"{label_of(method)}: {summary.mean:.4f} ± {_error(summary):.4f}")
+            axis.set_title(f"{label_of(method)}: {summary.mean:.4f} ± {summary.spread or 0.0:.4f}")
     for axis in axes:
         axis.set(xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
         axis.grid(visible=False)
@@ -180,7 +176,7 @@ def _scores(found: list[Summary], arrays: Arrays) -> Figure:
             for s in found:
                 if (s.method, s.metric, s.epoch) == (method, metric, epoch):
                     look = _look(method) | {"label": None}
-                    axis.errorbar(s.mean, height, xerr=_error(s), capsize=2, **look)
+                    axis.errorbar(s.mean, height, xerr=(s.spread or 0.0), capsize=2, **look)
                     if s.paper is not None:
                         axis.plot(s.paper, height, "o", mfc="none", mec="#666666", ms=8)
         axis.set(title=f"{LABELS[metric]}, {epoch} epochs", xlabel="nats, less is better")
@@ -198,7 +194,7 @@ def _against_k(found: list[Summary], arrays: Arrays) -> Figure:
         axis.errorbar(
             [k for k, _ in langevin],
             [s.mean for _, s in langevin],
-            [_error(s) for _, s in langevin],
+            [(s.spread or 0.0) for _, s in langevin],
             capsize=2,
             **_look("l-mcvae"),
         )
@@ -244,7 +240,7 @@ def _benchmark(found: list[Summary], arrays: Arrays) -> Figure:
         for index, family in enumerate(families):
             line = [s for s in bounds if s.dataset == density and (s.method.rpartition("-k")[0] or s.method) == family]
             steps = [int(s.method.rpartition("-k")[2]) if "-k" in s.method else 0 for s in line]
-            values, errors = [s.mean for s in line], [_error(s) for s in line]
+            values, errors = [s.mean for s in line], [(s.spread or 0.0) for s in line]
             look: Any = {"color": f"C{index}", "marker": "o", "markersize": 4, "capsize": 2, "lw": 1, "label": family}
             upper.errorbar(steps, values, errors, **look)
             lower.errorbar([s.seconds or 0.0 for s in line], values, errors, **look)

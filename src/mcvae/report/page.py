@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from mcvae.report.comparison import answers, certificate, groups, kind, rows
 from mcvae.report.panels import panels
-from mcvae.report.reproductions import record_answers, record_charts, record_rows
+from mcvae.report.reproductions import record_answers, record_table
 from mcvae.report.story import Story
 from mcvae.runs.discovery import Found, Reproduction, Run, find
 from mcvae.runs.plain import RunError, write_atomically
@@ -71,6 +71,7 @@ def render(found: Found, *, command: str = "mcvae report", story: Story | None =
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("template.html").render(
+        zip=zip,
         css=css,
         script=script,
         css_hash=_hash(css),
@@ -143,8 +144,7 @@ def _reproduction(found: Reproduction) -> dict[str, Any]:
         "name": found.name,
         "figure": figure,
         "too_large": figure is None and found.figure is not None,
-        "rows": record_rows(found.records),
-        "charts": record_charts(found.records),
+        "table": record_table(found),
         "provenance": yaml.safe_dump(found.provenance, sort_keys=False, allow_unicode=True) if found.provenance else "",
     }
 

@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from mcvae.runs.method import label_of
 from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["LABELS", "Table", "latex", "markdown", "table", "terminal"]
+__all__ = ["LABELS", "Table", "latex", "markdown", "plus_minus", "table", "terminal"]
 
 LABELS = {
     "negative_elbo": "−ELBO",
@@ -104,17 +104,20 @@ def _heading(column: _Column, named: bool) -> str:
 def _ours(summary: Summary | None, seeds: int) -> str:
     if summary is None:
         return ""
-    error = summary.deviation if summary.deviation is not None else summary.standard_error
     some = f" ({summary.num_seeds} of {seeds} seeds)" if summary.num_seeds < seeds else ""
-    return _number(summary.mean, error) + some
+    return plus_minus(summary.mean, summary.spread) + some
 
 
 def _paper(summary: Summary | None) -> str:
-    return "" if summary is None or summary.paper is None else _number(summary.paper, summary.paper_deviation, 2)
+    return "" if summary is None or summary.paper is None else plus_minus(summary.paper, summary.paper_deviation, 2)
 
 
-def _number(value: float, error: float | None, digits: int | None = None) -> str:
-    """Digits follow from the error."""
+def plus_minus(value: float, error: float | None, digits: int | None = None) -> str:
+    """A value and its error, with the digits that the error allows.
+
+    >>> plus_minus(23.3109, 0.2035), plus_minus(23.3109, None)
+    ('23.31 ± 0.20', '23.31')
+    """
     if not math.isfinite(value):
         return str(value)
     if digits is None:

@@ -121,6 +121,11 @@ class Summary(NamedTuple):
     evaluations: float | None
     seconds: float | None
 
+    @property
+    def spread(self) -> float | None:
+        """Deviation over seeds; of one seed, its standard error."""
+        return self.standard_error if self.deviation is None else self.deviation
+
 
 def summarise(records: Iterable[Record]) -> list[Summary]:
     """Means over seeds, in the order in which records come.
