@@ -12,7 +12,7 @@ __all__ = ["Options", "run"]
 
 @dataclass
 class Options:
-    """How long, and where to.
+    """How long to train, and where to write.
 
     Args:
         folder: where everything goes; what is finished is not trained again.

@@ -309,7 +309,7 @@ class _Repeat(torch.autograd.Function):
         # Within an operator, a row must not be a view of what needs a gradient.
         plain = [tuple(value.detach() for value in row) for row in rows]
         last, record, ctx.kept = graph.run([value.detach() for value in tensors[:number]], plain, turns, keep=True)
-        ctx.graph, ctx.number, ctx.num_tensors = graph, number, len(tensors)
+        ctx.graph, ctx.number = graph, number
         ctx.save_for_backward(*tensors[:number])  # torch then notices if one is changed in place
         flat = [*last.values(), *record.values()]
         known = set(graph._gradient.outputs)

@@ -1,4 +1,4 @@
-"""Tables 1 to 3 and the figures behind them: every method on images, trained and evaluated in one cell each."""
+"""Tables 1 to 3, k-sweep and training curves: each cell trains one method on images and evaluates it."""
 
 import math
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ QUICK_DATA = {
 }
 """What the quick preset trains on instead."""
 _QUICK_COLOUR: dict[str, Any] = {"epochs": (5,), "limit": 50}
-"""Photographs cost more than digits."""
+"""Shorter, since photographs cost more than digits."""
 
 
 def cells(
@@ -95,7 +95,7 @@ def protocol_settings(protocol: str) -> tuple[OptimizerConfig, dict[str, Any]]:
 
 
 def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
-    """Train, or resume training; evaluate after the chosen epochs, unless that has been done; record."""
+    """Train or resume, evaluate after the chosen epochs unless that is done, and return the records."""
     from mcvae.training.evaluate_run import evaluate_run
     from mcvae.training.loading import snapshot_folder
     from mcvae.training.run import train

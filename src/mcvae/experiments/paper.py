@@ -1,4 +1,4 @@
-"""What the paper has: its tables and figures by name, what can be chosen about them, its published numbers."""
+"""The experiments by name, their options, and the paper's published numbers. Imports no torch."""
 
 import csv
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ NAMES = (
     "posteriors",
     "frontier",
 )
-"""Of `EXPERIMENTS`, which needs torch."""
+"""Names of `reproduction.EXPERIMENTS`, repeated here because that module imports torch."""
 POSTERIOR_METHODS = ("vi", "ula", "mcd", "cmcd", "uha", "ldvi", "cmcd-ud", "ais-mala", "smc")
-"""Of `posteriors.METHODS`, which needs torch."""
+"""`posteriors.METHODS`, repeated here because that module imports torch."""
 
 
 @dataclass
 class ReproductionOptions:
-    """What can be chosen about an experiment; None is the preset's choice.
+    """Options of an experiment; None is the preset's choice.
 
     Args:
         preset: quick shows the effect within minutes on two cores (digits instead of MNIST); paper is the real thing.

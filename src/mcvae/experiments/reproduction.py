@@ -23,7 +23,7 @@ __all__ = ["EXPERIMENTS", "ReproductionOptions", "reproduce"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper."""
+    """A table or figure: its cells, and the records that belong to it."""
 
     title: str
     """Of the paper's table or figure."""
@@ -151,7 +151,7 @@ def reproduce(
         out: folder of all reproductions.
         workers, retries, show: see `run_cells`.
         collect: run nothing; take what is there, the epochs of unfinished training included.
-        command: to be written down.
+        command: what the user typed, for `provenance.json`.
     """
     options.check(name)
     experiment = EXPERIMENTS[name]
@@ -192,7 +192,7 @@ def reproduce(
 
 
 def _title(title: str, records: Sequence[Record]) -> str:
-    """The title; the quick preset's stand-in for MNIST is named."""
+    """The title, which says so if digits stand in for MNIST."""
     return f"{title}, on digits instead" if {record.dataset for record in records} == {"digits"} else title
 
 
@@ -208,7 +208,7 @@ def _collected(root: Path, cells: Sequence[Cell]) -> list[Record]:
 
 
 def _completed(experiment: str, record: Record) -> Record:
-    """With the experiment's name, and the paper's number where the record has no published one of its own."""
+    """The record with the experiment's name, and the paper's number unless it has a published one."""
     if record.paper is not None:
         return replace(record, experiment=experiment)
     value, deviation = paper_value(record.dataset, record.method, record.epoch, record.metric)

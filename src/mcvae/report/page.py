@@ -1,4 +1,4 @@
-"""One self-contained page over runs and reproductions: nothing is fetched, and names of users are escaped."""
+"""One self-contained page about runs and reproductions: it fetches nothing, and escapes all names."""
 
 import base64
 import hashlib
@@ -23,7 +23,7 @@ __all__ = ["render", "write_page"]
 
 HERE = Path(__file__).parent
 _MOST_BYTES = 400_000
-"""Of one picture; larger ones are left out, so that the page stays a page."""
+"""Largest size of a picture; larger ones are left out to keep the page small."""
 _MOST_PICTURES = 60
 _PICTURES = {
     "samples": "Samples: means of p(x | z), z from the prior",
@@ -94,12 +94,12 @@ def render(found: Found, *, command: str = "mcvae report", story: Story | None =
 
 
 def _hash(text: str) -> str:
-    """For the page's content security policy: only our own script and style may run."""
+    """Hash for the page's content security policy, which allows our own script and style only."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _digest(runs: list[Run], reproductions: list[Reproduction]) -> str:
-    """Of everything that the page was made from."""
+    """Digest of the files that the page was made from."""
     digest = hashlib.sha256()
     files = ("config.yaml", "metrics.csv", "result.json", "evaluation.csv", "records.csv", "provenance.json")
     for folder in (*(run.folder for run in runs), *(found.folder for found in reproductions)):
@@ -121,7 +121,7 @@ def _pictures(runs: list[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
-    """Everything needed to repeat a run, and what its evaluation says of itself."""
+    """What is needed to repeat a run, and the verdict of its evaluation."""
     words = f"Trained for {len(run.metrics)} of {run.result.epochs} epochs."
     words += "" if run.state == "trained" else f" Not finished: {run.state}. {run.result.reason}"
     return {

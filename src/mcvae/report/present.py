@@ -1,4 +1,4 @@
-"""From a reproduction's records to its table and figure."""
+"""Make the table and the figure of a reproduction from its records."""
 
 from pathlib import Path
 

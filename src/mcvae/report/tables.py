@@ -146,7 +146,7 @@ def _notes(found: Sequence[Summary], with_paper: bool) -> list[str]:
 
 
 def markdown(content: Table) -> str:
-    """For documents.
+    """The table in Markdown.
 
     >>> print(markdown(Table("T", ["method", "NLL"], [["VAE", "1 ± 2"]], ["Note."])))
     **T**
@@ -170,7 +170,7 @@ _LATEX = {
 
 
 def latex(content: Table) -> str:
-    """For papers; needs the package booktabs.
+    """The table in LaTeX, for the package booktabs.
 
     >>> "VAE & 1 $\\\\pm$ 2" in latex(Table("T", ["method", "NLL"], [["VAE", "1 ± 2"]], []))
     True
@@ -194,7 +194,7 @@ def latex(content: Table) -> str:
 
 
 def terminal(content: Table) -> RichTable:
-    """For a terminal."""
+    """The table for a terminal."""
     shown = RichTable(title=content.title, caption=" ".join(content.notes))
     for index, name in enumerate(content.header):
         shown.add_column(name, justify="right" if index else "left")

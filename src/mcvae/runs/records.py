@@ -47,21 +47,7 @@ class Record:
     seconds: float | None = None
 
 
-_COLUMNS = (
-    "experiment",
-    "dataset",
-    "method",
-    "seed",
-    "epoch",
-    "metric",
-    "value",
-    "standard_error",
-    "paper",
-    "paper_deviation",
-    "protocol",
-    "evaluations",
-    "seconds",
-)
+_COLUMNS = [field.name for field in fields(Record)]
 _TEXTS = ("experiment", "dataset", "method", "metric", "protocol")
 
 
@@ -74,7 +60,7 @@ def read_records(path: Path) -> list[Record]:
     """Read a CSV file of `write_records`."""
     rows = read_rows(path)
     try:
-        return [Record(**{field.name: _parse(field.name, row[field.name]) for field in fields(Record)}) for row in rows]
+        return [Record(**{name: _parse(name, row[name]) for name in _COLUMNS}) for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is not a table of records: {error}. Remove it to measure again.") from None
 
