@@ -22,7 +22,7 @@ from mcvae.runs.plain import RunError, write_atomically
 __all__ = ["render", "write_page"]
 
 HERE = Path(__file__).parent
-_MOST_BYTES = 400_000
+_MOST_BYTES = 600_000
 """Largest size of a picture; larger ones are left out to keep the page small."""
 _MOST_PICTURES = 60
 _PICTURES = {
