@@ -452,8 +452,8 @@ def test_what_the_demonstration_says_about_digits_follows_from_the_numbers():
 
 
 def test_half_a_demonstration_is_refused(tmp_path):
-    from mcvae.report.story import tell
+    from mcvae.report.story import tell_story
     from mcvae.runs.discovery import Found
 
     with pytest.raises(RunError, match="does not hold a whole demonstration"):
-        tell(Found([], [], []), tmp_path)
+        tell_story(Found([], [], []), tmp_path)

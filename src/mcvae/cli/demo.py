@@ -34,12 +34,12 @@ def run(options: Options) -> None:
     from mcvae.experiments.demonstration import run_demo
     from mcvae.report.page import write_page
     from mcvae.report.present import present
-    from mcvae.report.story import tell
+    from mcvae.report.story import tell_story
 
     folder = Path(options.folder)
     present(run_demo(folder, options.epochs, options.seed))
     found = find([str(folder)])
     show(found.runs)
-    story = tell(found, folder)
+    story = tell_story(found, folder)
     print("\n".join(["", *story.sentences, "", "With pictures, for any browser:"]))
     print(write_page([str(folder)], folder / "report.html", found, story))

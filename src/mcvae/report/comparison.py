@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mcvae.report.tables import console
 from mcvae.runs.discovery import Run
 from mcvae.runs.plain import number
 from mcvae.runs.records import paired
@@ -239,15 +239,12 @@ def _told(value: float | None, digits: int = 2) -> str:
 
 def show(runs: list[Run]) -> None:
     """Print the table, and its result in words."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    found = groups(runs)
-    console.print(comparison(found))
+    out, found = console(), groups(runs)
+    out.print(comparison(found))
     if (copies := len(runs) - sum(len(group.runs) for group in found)) > 0:
-        console.print(f"{copies} of the {len(runs)} runs repeat another's settings and seed, and are not counted.")
+        out.print(f"{copies} of the {len(runs)} runs repeat another's settings and seed, and are not counted.")
     for answer in answers(found):
-        console.print(escape(f"{answer.headline} {answer.details}"))
+        out.print(escape(f"{answer.headline} {answer.details}"))
 
 
 class Answer(NamedTuple):

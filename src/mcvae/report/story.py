@@ -12,7 +12,7 @@ from mcvae.runs.method import label_of, method_named
 from mcvae.runs.plain import RunError
 from mcvae.runs.records import Record, summarise
 
-__all__ = ["Story", "tell"]
+__all__ = ["Story", "tell_story"]
 
 
 class Story(NamedTuple):
@@ -22,7 +22,7 @@ class Story(NamedTuple):
     sentences: list[str]
 
 
-def tell(found: Found, folder: Path) -> Story:
+def tell_story(found: Found, folder: Path) -> Story:
     """Draw `story.png` in the folder, and say what it shows.
 
     Args:

@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rich.console import Console
 from rich.table import Table as RichTable
 
 from mcvae.runs.method import label_of
 from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["LABELS", "Table", "latex", "markdown", "plus_minus", "table", "terminal"]
+__all__ = ["LABELS", "Table", "console", "latex", "markdown", "plus_minus", "table", "terminal"]
 
 LABELS = {
     "negative_elbo": "−ELBO",
@@ -191,6 +192,12 @@ def latex(content: Table) -> str:
         f"{' & '.join(map(escape, content.header))} \\\\\n\\midrule\n{body} \\\\\n\\bottomrule\n"
         "\\end{tabular}\n\\end{table}\n"
     )
+
+
+def console() -> Console:
+    """The terminal; where the output goes elsewhere, 160 columns wide."""
+    found = Console()
+    return found if found.is_terminal else Console(width=160)
 
 
 def terminal(content: Table) -> RichTable:
