@@ -33,6 +33,8 @@ LABELS = {
     "derivative_z": "own bias, in standard errors",
 }
 """Metrics in words."""
+_LARGEST = ("certificate",)
+"""Metrics whose largest value over seeds is shown: a certificate holds for the worst one."""
 
 
 class Table(NamedTuple):
@@ -105,8 +107,9 @@ def _heading(column: _Column, named: bool) -> str:
 def _ours(summary: Summary | None, seeds: int) -> str:
     if summary is None:
         return ""
+    value, error = (summary.largest, None) if summary.metric in _LARGEST else (summary.mean, summary.spread)
     some = f" ({summary.num_seeds} of {seeds} seeds)" if summary.num_seeds < seeds else ""
-    return plus_minus(summary.mean, summary.spread) + some
+    return plus_minus(value, error) + some
 
 
 def _paper(summary: Summary | None) -> str:
@@ -134,7 +137,7 @@ def _count(value: float | None) -> str:
 
 
 def _notes(found: Sequence[Summary], with_paper: bool) -> list[str]:
-    seeds = {s.num_seeds for s in found}
+    seeds = {max(s.num_seeds for s in found if s.method == method) for method in {s.method for s in found}}
     notes = []
     if max(seeds) > 1:
         few, many = min(seeds), max(seeds)

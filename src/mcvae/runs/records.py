@@ -106,6 +106,8 @@ class Summary(NamedTuple):
     paper_deviation: float | None
     evaluations: float | None
     seconds: float | None
+    largest: float
+    """Over seeds."""
 
     @property
     def spread(self) -> float | None:
@@ -141,6 +143,7 @@ def _over_seeds(group: list[Record]) -> tuple[Any, ...]:
         group[0].paper_deviation,
         _mean(record.evaluations for record in group),
         _mean(record.seconds for record in group),
+        max(values),
     )
 
 
