@@ -53,7 +53,7 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
     """
     found = summarise(records)
     datasets = _unique(s.dataset for s in found)
-    apart = len(datasets) > 1 and len(metrics) > 2
+    apart = len(metrics) > 2
     cells = dict[_Row, dict[_Column, Summary]]()
     for s in found:
         row, column = (s.dataset if apart else "", s.method), (s.metric, "" if apart else s.dataset, s.epoch)
