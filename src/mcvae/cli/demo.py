@@ -37,9 +37,11 @@ def run(options: Options) -> None:
     from mcvae.report.story import tell_story
 
     folder = Path(options.folder)
-    present(run_demo(folder, options.epochs, options.seed))
-    found = find([str(folder)])
+    ring, digits = run_demo(folder, options.epochs, options.seed)
+    present(ring)
+    places = [str(digits), str(ring)]
+    found = find(places)
     show(found.runs)
     story = tell_story(found, folder)
     print("\n".join(["", *story.sentences, "", "With pictures, for any browser:"]))
-    print(write_page([str(folder)], folder / "report.html", found, story))
+    print(write_page(places, folder / "report.html", found, story))

@@ -16,12 +16,12 @@ DIGITS_METHODS = ("vae", "iwae-6", "l-mcvae-k5", "a-mcvae-k5")
 """The VAE, then three ways to spend six decoder passes per image."""
 
 
-def run_demo(folder: Path, epochs: int, seed: int) -> Path:
-    """Fit the ring, then train and evaluate on digits; return the ring's folder. Runs are in folders of their keys."""
+def run_demo(folder: Path, epochs: int, seed: int) -> tuple[Path, Path]:
+    """Fit the ring, then train and evaluate on digits; return the folders of both."""
     print(f"a ring: {', '.join(RING_METHODS)}", flush=True)
     ring = reproduce("toy-posterior", ReproductionOptions(seeds=1, methods=RING_METHODS), folder, command="mcvae demo")
     for key in DIGITS_METHODS:
-        run = folder / key
+        run = folder / "digits" / key
         if (run / "config.yaml").exists():
             train(resume=run)
         else:
@@ -31,4 +31,4 @@ def run_demo(folder: Path, epochs: int, seed: int) -> Path:
         if read_result(run).evaluation is None:
             print(f"evaluating {key} on test images", flush=True)
             evaluate_run(run, EvaluationSettings(num_samples=16, compare_iwae=False))
-    return ring
+    return ring, folder / "digits"

@@ -6,7 +6,7 @@ import shlex
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,11 +15,10 @@ from markupsafe import Markup
 from mcvae.report.comparison import answers, certificate, groups, kind, rows
 from mcvae.report.panels import panels
 from mcvae.report.reproductions import record_answers, record_table
-from mcvae.report.story import Story
 from mcvae.runs.discovery import Found, Reproduction, Run, find
 from mcvae.runs.plain import RunError, write_atomically
 
-__all__ = ["render", "write_page"]
+__all__ = ["Story", "render", "write_page"]
 
 HERE = Path(__file__).parent
 _MOST_BYTES = 600_000
@@ -30,6 +29,13 @@ _PICTURES = {
     "reconstructions": "Originals, each left of its reconstruction",
     "worst": "Explained worst, the worst first",
 }
+
+
+class Story(NamedTuple):
+    """What a page opens with."""
+
+    picture: Path
+    sentences: list[str]
 
 
 def write_page(paths: list[str], out: str | Path, found: Found | None = None, story: Story | None = None) -> Path:

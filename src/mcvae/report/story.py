@@ -1,25 +1,18 @@
 """The demonstration in one picture and three sentences: where chains win, and where they do not."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy
 
 from mcvae.report.comparison import paired_difference
 from mcvae.report.figures import draw_story
+from mcvae.report.page import Story
 from mcvae.runs.discovery import Found
 from mcvae.runs.method import label_of, method_named
 from mcvae.runs.plain import RunError
 from mcvae.runs.records import Record, summarise
 
-__all__ = ["Story", "tell_story"]
-
-
-class Story(NamedTuple):
-    """What a page opens with."""
-
-    picture: Path
-    sentences: list[str]
+__all__ = ["tell_story"]
 
 
 def tell_story(found: Found, folder: Path) -> Story:
