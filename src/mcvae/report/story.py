@@ -54,6 +54,7 @@ def _on_digits(gains: dict[str, tuple[float, float]]) -> str:
 
 _ADVICE = (
     "On MNIST, with 64 latents and a linear encoder, it was the other way round: two chains of two steps beat six "
-    "samples by 3.0 ± 0.2 nats at equal cost (results/frontier). What to choose when: docs/choosing.md."
+    "samples by 3.0 ± 0.2 nats at equal cost (one seed, not certified: results/frontier). What to choose when: "
+    "docs/choosing.md."
 )
 """Measured by `mcvae reproduce frontier --preset paper`, which takes longer than a demonstration may."""
