@@ -1,7 +1,9 @@
 """A compiled chain gives the numbers of `anneal`, and hands over where it cannot."""
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -165,3 +167,20 @@ def test_evidence_is_the_same_compiled():
     assert found[1].estimator.compiled.failure is None
     assert found[1].estimator.compiled.seconds > 0
     torch.testing.assert_close(found[1].log_evidence, found[0].log_evidence, rtol=0, atol=0.05)
+
+
+def test_a_compiled_step_leaves_nothing_behind():
+    def turn(fixed, carry, inputs):
+        return ((carry[0] * fixed + inputs[0]).exp(),), ()  # its gradient needs what it returns
+
+    weight, loop, freed = torch.ones(2, requires_grad=True), CompiledLoop(turn), list[bool]()
+    loop(weight, (torch.zeros(2),), (torch.zeros(3),))
+    gc.disable()  # memory must not wait for it
+    try:
+        state = loop(weight, (torch.zeros(2),), (torch.zeros(3),)).carry[0]
+        weakref.finalize(state.grad_fn, freed.append, True)
+        state.sum().backward()
+        del state
+    finally:
+        gc.enable()
+    assert freed

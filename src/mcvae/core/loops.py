@@ -324,7 +324,9 @@ class _Repeat(torch.autograd.Function):
         last, record, ctx.saved = graph.run([value.detach() for value in tensors[:number]], plain, turns)
         ctx.graph, ctx.number = graph, number
         ctx.save_for_backward(*tensors[:number])  # torch then notices if one is changed in place
-        flat, places = [*last, *record], [*graph.layout.handed_on, *graph.layout.reported]
+        # What is returned will know `ctx`, so `ctx` must not know it: that circle would never be freed.
+        flat = [*(value.detach() for value in last), *record]
+        places = [*graph.layout.handed_on, *graph.layout.reported]
         known = set(graph._gradient.outputs)
         ctx.mark_non_differentiable(*(v for v, place in zip(flat, places, strict=True) if place not in known))
         return tuple(flat)
