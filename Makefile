@@ -21,7 +21,7 @@ install: .venv/installed ## build .venv
 	$(PIP) --no-build-isolation --editable '.[dev,docs]'
 	touch $@
 
-demo: install ## train, evaluate and compare four methods on bundled digits: about three minutes
+demo: install ## where chains win and where they do not, on a page with pictures: about three minutes
 	$(BIN)/mcvae demo
 
 fast: install ## the tests that take less than a minute together

@@ -9,14 +9,26 @@ import torch
 
 import mcvae
 from mcvae.cli import main
-from mcvae.experiments import image_tables, ppca_gradients as ppca, reproduction, toy_parameters, toy_posterior
+from mcvae.experiments import (
+    frontier,
+    image_tables,
+    ppca_gradients as ppca,
+    reproduction,
+    toy_parameters,
+    toy_posterior,
+)
 from mcvae.experiments.paper import NAMES, paper_value, paper_values
 from mcvae.experiments.reproduction import EXPERIMENTS, ReproductionOptions as Options, reproduce
 from mcvae.models import PPCA, LatentVariableModel, Ring
+from mcvae.report import figures
 from mcvae.report.figures import FIGURES, draw
 from mcvae.report.present import present
 from mcvae.report.tables import latex, markdown, table
-from mcvae.runs.records import Record, read_records, summarise
+from mcvae.runs.config import DataConfig, parse_config, resolve
+from mcvae.runs.method import method_named, parse_key
+from mcvae.runs.plain import write_rows
+from mcvae.runs.records import Record, paired, read_records, summarise, write_records
+from mcvae.training.loading import build
 
 
 def test_the_papers_values_are_all_there():
@@ -123,6 +135,8 @@ def tiny(tmp_path_factory):
         image_tables.PRESETS, "quick", image_tables.PRESETS["quick"] | {"epochs": (1, 2), "seeds": 1, "limit": 8}
     )
     patch.setitem(image_tables.QUICK_DATA, "mnist", image_tables.DataConfig("digits", batch_size=50, limit=60))
+    digits = DataConfig("digits", batch_size=50)
+    patch.setitem(frontier.PRESETS, "quick", {"data": (digits,), "epochs": (1,), "seeds": 1, "limit": 4})
     yield tmp_path_factory.mktemp("reproduction")
     patch.undo()
 
@@ -133,9 +147,10 @@ def _as_a_user_would():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["toy-posterior", "toy-parameters", "ppca", "mnist", "training-curves"])
+@pytest.mark.parametrize("name", ["toy-posterior", "toy-parameters", "ppca", "mnist", "training-curves", "frontier"])
 def test_every_experiment_leaves_records_table_and_figure(tiny, name, capsys, monkeypatch):
-    arguments = ["reproduce", name, "--out", str(tiny), "--workers", "0"]
+    few = ["--images", "60", "--methods", "[vae,iwae-6,l-mcvae-k2-n2-iwae]"] if name == "frontier" else []
+    arguments = ["reproduce", name, "--out", str(tiny), "--workers", "0", *few]
     assert main(arguments) == 0
     folder = tiny / "quick-clean" / name
     records = read_records(folder / "records.csv")
@@ -253,3 +268,84 @@ def test_figures_of_experiments_that_take_longer(name, tmp_path):
     ]
     paths = draw(name, EXPERIMENTS[name].title, records, {}, tmp_path)
     assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_every_method_of_the_frontier_spends_the_same():
+    spent = {method: method_named(method).cost(parse_key(method)) for method in frontier.METHODS}
+    assert spent.pop("vae") == 1
+    assert sorted(spent.values()) == [6] * 5 + [12] * 6
+    for preset, datasets in {"quick": {"digits"}, "paper": {"mnist", "fashion-mnist"}}.items():
+        cells = frontier.cells(Options(preset, seeds=1, images=70))
+        configs = [cell.settings["config"] for cell in cells]
+        assert {config["data"]["name"] for config in configs} == datasets
+        assert {config["data"]["limit"] for config in configs} == {70}
+        assert {config["model"]["encoder"] for config in configs} == {"linear", None}
+        assert len({cell.name for cell in cells}) == len(cells) == 2 * len(datasets) * len(frontier.METHODS)
+
+
+def test_the_weak_encoder_is_linear_and_needs_no_trust():
+    """The strong one is not linear; both have the same decoder."""
+    cells = frontier.cells(Options(seeds=1, methods=["vae"]))
+    bent, decoders = {}, []
+    for cell in cells:
+        config = resolve(parse_config(cell.settings["config"]), (1, 8, 8))
+        model, _ = build(config.model, config.method, mcvae.models.Datum((1, 8, 8), "pixels", 256))
+        a, b = torch.rand(2, 5, 1, 8, 8).unbind()
+        with torch.no_grad():
+            mean = [model.encoder(x).mean for x in (a, b, a + b, 0 * a)]
+        bent[config.model.encoder] = (mean[2] + mean[3] - mean[0] - mean[1]).abs().max().item()
+        decoders.append(sum(parameter.numel() for parameter in model.decoder.parameters()))
+    assert bent["linear"] < 1e-5 < 1e-2 < bent[None]
+    assert decoders[0] == decoders[1]
+
+
+def test_differences_to_the_vae_are_paired_image_by_image(tmp_path):
+    cells = frontier.cells(Options(seeds=1, methods=["vae", "iwae-6"]))
+    for cell in cells:
+        folder, method = tmp_path / cell.name, cell.settings["method"]
+        folder.mkdir()
+        gain = 0.0 if method == "vae" else 0.5
+        values = [{"log_likelihood": -100.0 * image + gain + 0.01 * image * gain} for image in range(5)]
+        write_rows(folder / "evaluation.csv", ["log_likelihood"], values)
+        nll = Record("images", cell.settings["subject"], method, "nll", 200.0 - gain, epoch=20, standard_error=70.0)
+        write_records(folder / "records.csv", [nll])
+    found = frontier.differences(tmp_path, cells)
+    assert [record.dataset for record in found] == ["digits, weak encoder", "digits, strong encoder"]
+    for record in found:
+        assert record.value == pytest.approx(-0.51)  # minus: a smaller NLL
+        assert record.standard_error < 0.01  # unpaired it would be 70
+    assert paired([{"x": "1"}], [{"x": "1"}], "x") is None
+    assert paired([{"x": "1"}] * 3, [{"x": "1"}] * 2, "x") is None
+
+
+def test_a_table_of_many_metrics_has_rows_for_every_data_set_and_says_which_seeds_are_certified():
+    records = [
+        Record("frontier", dataset, method, metric, value + seed, seed, 20, evaluations=6.0, seconds=1.0)
+        for dataset in ("digits, weak encoder", "digits, strong encoder")
+        for method in ("vae", "iwae-6")
+        for metric, value in (("nll", 23.0), ("negative_elbo", 24.0), ("certificate", 0.1))
+        for seed in range(2)
+        if (metric, seed) != ("certificate", 1)
+    ]
+    content = table("Table", records, EXPERIMENTS["frontier"].metrics)
+    assert content.header[:3] == ["data", "method", "NLL, 20 epochs"]
+    assert [row[:2] for row in content.rows[1:3]] == [
+        ["digits, weak encoder", "IWAE, K = 6"],
+        ["digits, strong encoder", "VAE"],
+    ]
+    assert all(row[3] == "0.1000 (1 of 2 seeds)" for row in content.rows)
+    assert content.notes == ["± standard deviation over 2 seeds."]
+    worst = [Record("frontier", "digits", "vae", "certificate", value, seed) for seed, value in enumerate((0.1, 0.3))]
+    assert table("Table", worst, ("certificate",)).rows == [["VAE", "0.3000"]]
+
+
+def test_the_frontier_draws_every_way_to_spend_and_both_budgets(tmp_path):
+    records = [
+        Record("frontier", f"digits, {encoder} encoder", method, "nll_minus_vae", -0.1 * index, 0, 20, 0.05)
+        for encoder in frontier.ENCODERS
+        for index, method in enumerate(frontier.METHODS[1:])
+    ]
+    _, svg = draw("frontier", "title", records, {}, tmp_path)
+    assert svg.stat().st_size > 1000
+    rows = {figures._spent(record.method) for record in records}
+    assert rows == set(figures._SPENT_ON)

@@ -19,6 +19,30 @@ def test_the_version_is_the_same_everywhere():
     assert newest == PROJECT["version"]
 
 
+def test_every_address_of_the_project_is_below_its_home():
+    """Whoever publishes the project elsewhere changes `Homepage`, and this test says what else."""
+    home = PROJECT["urls"]["Homepage"]
+    own = [url for name, url in PROJECT["urls"].items() if name not in ("Homepage", "Paper")]
+    assert own
+    assert all(url.startswith(f"{home}/") for url in own)
+    changes = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
+    raw = home.replace("https://github.com/", "https://raw.githubusercontent.com/")
+    assert f"({raw}/main/" in changes[0]["replacement"]
+    assert f"({home}/blob/main/" in changes[1]["replacement"]
+
+
+def test_the_files_that_the_design_names_exist():
+    """The way of the data, as it is now: the last column of that table."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    table = text[text.index("| | before | now |") :].split("\n\n")[0]
+    now = [row.split(" | ")[2] for row in table.splitlines()[2:]]
+    named = [path for cell in now for path in re.findall(r"`([a-z_]+(?:/[a-z_]+)?)`", cell)]
+    assert len(named) > 12
+    for path in named:
+        place = ROOT / "src" / "mcvae" / path
+        assert place.is_dir() or place.with_suffix(".py").is_file(), path
+
+
 def test_no_link_or_picture_of_the_readme_is_relative_on_pypi():
     link = re.compile(r"\]\((?!https?:)[^)]+\)")
     text = (ROOT / "README.md").read_text()

@@ -17,6 +17,7 @@ from mcvae.report.charts import Series, chart
 from mcvae.report.comparison import answers, groups
 from mcvae.report.page import write_page
 from mcvae.runs.discovery import find
+from mcvae.runs.plain import RunError
 
 HOSTILE = "<script>alert(1)</script>'\"&amp;"
 METHODS = {"vae": (0, 1, -24.0), "iwae": (0, 10, -23.0), "l-mcvae": (5, 1, -23.6)}
@@ -419,3 +420,40 @@ def test_paper_shows_what_is_folded_on_the_screen(opened):
     assert tab.locator("details:not([open])").count() == 0
     assert tab.locator("nav").is_hidden()
     assert tab.locator("pre", has_text="binarize").first.is_visible()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_the_demonstration_tells_both_sides_and_its_page_opens_with_one_picture(tmp_path, monkeypatch, capsys):
+    import torch
+
+    from mcvae.experiments import toy_posterior
+
+    torch.set_default_dtype(torch.float32)  # as for a user
+    small = {"num_updates": 5, "num_steps": 2, "num_data": 100, "batches": 2}
+    monkeypatch.setitem(toy_posterior.SIZES, "quick", small)
+    assert main(["demo", "--epochs", "1", "--folder", str(tmp_path / "demo")]) == 0
+    told = capsys.readouterr().out
+    for words in ("a ring", "energy distance", "8 × 8 digits", "explains the 300 test images best", "docs/choosing.md"):
+        assert words in told
+    page = (tmp_path / "demo" / "report.html").read_text()
+    start = page.index("<main")
+    opening = page.index('<section class="story"')
+    assert start < opening < page.index('<img src="data:image/png') < page.index('<section class="answer"')
+
+
+def test_what_the_demonstration_says_about_digits_follows_from_the_numbers():
+    from mcvae.report.story import _on_digits
+
+    iwae, chain = ("iwae-6", (0.5, 0.04)), ("a-mcvae-k5", (0.3, 0.04))
+    assert "samples are enough" in _on_digits(dict([iwae, chain]))
+    assert "chains win" in _on_digits(dict([chain, iwae]))
+    assert "A-MCVAE, K = 5: +0.30 ± 0.04" in _on_digits(dict([iwae, chain]))
+
+
+def test_half_a_demonstration_is_refused(tmp_path):
+    from mcvae.report.story import tell_story
+    from mcvae.runs.discovery import Found
+
+    with pytest.raises(RunError, match="does not hold a whole demonstration"):
+        tell_story(Found([], [], []), tmp_path)

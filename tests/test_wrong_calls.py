@@ -79,7 +79,7 @@ def assert_refused(arguments, capsys):
     code, _, error = call(arguments, capsys)
     assert code in (1, 2), (arguments, code, error)
     assert "Traceback" not in error
-    assert "a mistake of mcvae" not in error, error
+    assert "a bug in mcvae" not in error, error
     (sentence,) = [line for line in error.splitlines() if line.startswith("mcvae")]
     assert 20 < len(sentence) < 900, sentence
     assert sentence.endswith((".", "?", "!")), sentence
@@ -319,7 +319,7 @@ def test_a_damaged_run_is_refused_or_not_needed(file, damage, sound, capsys, tmp
         before = prints(tmp_path / "run")
         code, _, error = call([*command.split(), "run", *options], capsys)
         assert "Traceback" not in error, (command, error)
-        assert "a mistake of mcvae" not in error, (command, error)
+        assert "a bug in mcvae" not in error, (command, error)
         if code != 0:
             assert code == 1, (command, error)
             assert "run" in error, (command, error)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mcvae.runs.config import check_range
+
 __all__ = ["Options", "run"]
 
 
@@ -25,9 +27,8 @@ class Options:
 
 def run(options: Options) -> None:
     """Write the latents of data: mean and scale of q(z|x), and states of posterior chains if asked for."""
-    for name, value, least in (("states", options.states, 0), ("limit", options.limit, 1)):
-        if value is not None and value < least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}.")
+    check_range("states", options.states, 0)
+    check_range("limit", options.limit, 1)
     from mcvae.training.exports import check_export, export
 
     check_export(options.out)

@@ -14,11 +14,11 @@ __all__ = ["Options", "run"]
 
 @dataclass(kw_only=True)
 class Options(EvaluationSettings):
-    """How to evaluate, and what.
+    """What to evaluate, and how.
 
     Args:
         shard: 2/8 evaluates the batches 2, 10, 18, ... and leaves them in the run folder, so that eight machines can
-            share the work as 0/8 to 7/8; without it, afterwards, they are put together.
+            share the work as 0/8 to 7/8. A last call without it merges them.
     """
 
     folders: list[str] = field(metadata={"positional": "run folders, or folders of them"})
@@ -50,13 +50,13 @@ def run(options: Options) -> None:
         if shard == WHOLE:
             print(certificate(each.place, summary))
         else:
-            print(f"{each.place}: shard {options.shard} is done. When all are, leave out --shard to put them together.")
+            print(f"{each.place}: shard {options.shard} is done. When all are, leave out --shard to merge them.")
     if settings.epoch is None and shard == WHOLE:
         show(find(options.folders).runs)
 
 
 def _fraction(text: str) -> tuple[int, int]:
-    """2/8 as two numbers."""
+    """Parse a shard such as 2/8."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
         raise ValueError(f"--shard must be one of 0/N, 1/N, ... up to N - 1, got {text!r}.")

@@ -10,7 +10,7 @@ __all__ = ["Options", "run"]
 
 @dataclass
 class Options:
-    """Nothing to choose."""
+    """This command has no options."""
 
 
 def run(options: Options) -> None:

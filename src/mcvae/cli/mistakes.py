@@ -1,4 +1,4 @@
-"""What a person is told when a command fails: one sentence, and where to report what is our mistake."""
+"""Turn an exception into the sentence that a user reads."""
 
 import traceback
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 __all__ = ["sentence"]
 
 _MEANT = {"DataError", "RunError", "SweepError", "DivergedError", "MisconfigurationException"}
-"""Errors that were written for a person, besides ValueError and OSError."""
+"""Errors whose message is meant for users, besides ValueError and OSError."""
 
 
 def sentence(error: Exception) -> str:
-    """The error as a person should read it.
+    """The error in one sentence; for a bug, with the place and a request to report it.
 
     >>> sentence(ValueError("--seeds must be at least 1, got 0."))
     '--seeds must be at least 1, got 0.'
@@ -30,6 +30,6 @@ def sentence(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     reason = " ".join(text.split())[:300]
     return (
-        f"a mistake of mcvae, or of a library it uses: {type(error).__name__}: {reason} ({Path(frame.filename).name}, "
-        f"line {frame.lineno}). Call it again with --debug for the whole story, and please report it."
+        f"a bug in mcvae, or in a library it uses: {type(error).__name__}: {reason} ({Path(frame.filename).name}, "
+        f"line {frame.lineno}). Run it again with --debug for the traceback, and please report it."
     )

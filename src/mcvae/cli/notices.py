@@ -1,4 +1,4 @@
-"""What a command tells about runs that it leaves out."""
+"""Tell the user which runs a command leaves out, and why."""
 
 import shlex
 import sys
@@ -10,11 +10,11 @@ __all__ = ["tell"]
 
 
 def tell(found: Found, *, unfinished: bool = True) -> list[Run]:
-    """The runs that can be shown; what is left out is named. A RunError if nothing remains.
+    """Return the runs that can be shown, and print why others are left out. Raise a RunError if none remains.
 
     Args:
-        found: at the places that were asked for.
-        unfinished: whether to leave out runs that are not trained to their end.
+        found: what `find` returned.
+        unfinished: whether to leave out runs whose training has not finished.
     """
     sentences, shown = list(found.left_out), list[Run]()
     for run in found.runs:

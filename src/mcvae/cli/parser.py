@@ -37,7 +37,7 @@ _WITH_FILES = ("train", "sweep")
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Callable[[Any], None], Any]:
-    """The command's name, its function and its options; a mistake ends the process with a sentence."""
+    """Return the command's name, its function and its options. Print an error and exit if the arguments are wrong."""
     given = list(arguments)
     if given[:1] == ["train"]:
         given = expand(given)
@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Callable[[Any], None], Any]:
 
 
 def build_parser(commands: Sequence[str] | None = None) -> Any:
-    """The parser of some commands, or of all, with a subparser each."""
+    """Build the parser of the given commands, or of all."""
     from importlib.metadata import version
 
     parser = ArgumentParser(
@@ -85,7 +85,7 @@ def build_parser(commands: Sequence[str] | None = None) -> Any:
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """Write out the shorthands: --data mnist is --data.name mnist, --method iwae-50 names what it says.
+    """Expand shorthands: --data mnist to --data.name mnist, --method iwae-50 to its name and settings.
 
     >>> expand(["--data", "mnist", "--method=l-mcvae-sigmoid-k5"])[1:]
     ['--method.name=l-mcvae', '--method.schedule=sigmoid', '--method.num_steps=5']
@@ -113,7 +113,7 @@ def _is_file(value: str) -> bool:
 
 
 def _check_options(name: str, parser: Any, arguments: Sequence[str]) -> None:
-    """Refuse an option that the command does not have, with a guess."""
+    """Exit with a suggestion if the command does not have an option."""
     command = parser._subcommands_action._name_parser_map[name]
     known = {text for action in command._actions for text in action.option_strings} | {"--help", "-h"}
     open_ended = tuple(f"--{field}." for field in ("trainer", "settings", "vary", "evaluation"))
@@ -126,7 +126,7 @@ def _check_options(name: str, parser: Any, arguments: Sequence[str]) -> None:
 
 
 def _reason(error: Exception, command: str) -> str:
-    """What the parser says, in one line and in words: of a union of types it lists every one."""
+    """The parser's error in one line, without the list of every type that a value may have."""
     text = " ".join(str(error).split())
     text = re.sub(r"Does not validate against .*? Given value: ?", "Got an unsuitable value: ", text)
     text = re.sub(r"<class '(\w+)'>|typing\.", r"\1", text).replace(f" {command}.", " ").replace("Parser key ", "")

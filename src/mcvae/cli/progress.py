@@ -1,4 +1,4 @@
-"""How far the cells of a sweep are, on a terminal or in a log."""
+"""Show the progress of a sweep on a terminal or in a log."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ __all__ = ["live_table"]
 
 @contextmanager
 def live_table(title: str) -> Iterator[Callable[[list[Progress]], None]]:
-    """A function that shows how far cells are: a table on a terminal, else a line whenever something changes."""
+    """Yield a function that shows progress: a live table on a terminal, else a line for every change of status."""
     if not sys.stderr.isatty():
         seen = dict[str, str]()
 

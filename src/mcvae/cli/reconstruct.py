@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mcvae.runs.config import check_range
+
 __all__ = ["Options", "run"]
 
 
@@ -23,8 +25,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Write data as the model sees them, and the mean of p(x|z) at the mean of q(z|x), in the units of the data."""
-    if options.limit is not None and options.limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {options.limit}.")
+    check_range("limit", options.limit, 1)
     from mcvae.training.exports import check_export, export
 
     check_export(options.out)

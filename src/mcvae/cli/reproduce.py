@@ -16,13 +16,13 @@ __all__ = ["Options", "run"]
 
 @dataclass(kw_only=True)
 class Options(ReproductionOptions):
-    """What to reproduce, and how far.
+    """What to reproduce.
 
     Args:
         out: folder of all reproductions.
         workers: processes; cores are shared among them.
         retries: how often a failed cell is tried again.
-        collect: run nothing; table and figure of what is there, unfinished training included.
+        collect: run nothing; make table and figure from the results so far, unfinished training included.
     """
 
     name: str = field(metadata={"positional": ", ".join([*NAMES, "all"])})

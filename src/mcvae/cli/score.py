@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mcvae.runs.config import check_range
+
 __all__ = ["Options", "run"]
 
 
@@ -33,11 +35,9 @@ def run(options: Options) -> None:
 
     Of a table that was standardised it is the density of the standardised values.
     """
-    least = {"limit": 1, "num_samples": 2, "show": 0} | ({} if options.num_steps == "auto" else {"num_steps": 1})
-    for name, smallest in least.items():
-        value = getattr(options, name)
-        if value is not None and value < smallest:
-            raise ValueError(f"--{name} must be at least {smallest}, got {value}.")
+    check_range("num_steps", None if options.num_steps == "auto" else options.num_steps, 1)
+    for name, least in {"limit": 1, "num_samples": 2, "show": 0}.items():
+        check_range(name, getattr(options, name), least)
     from mcvae.training.exports import check_export, export
 
     check_export(options.out)

@@ -42,8 +42,8 @@ class Options(Grid):
 def run(options: Options) -> None:
     """Train and evaluate data sets x methods x settings x seeds, on this machine or a Ray cluster.
 
-    Cells that are done are not done again, interrupted ones resume, failed ones are reported at the end. Of cells whose
-    evaluation alone was changed, only the evaluation is repeated.
+    Finished cells are skipped, interrupted ones resume, failed ones are reported at the end. If only the evaluation's
+    settings have changed, training is not repeated.
     """
     for name, least in {"workers": 1, "threads": 1, "retries": 0, "gpus": 0}.items():
         check_range(name, getattr(options, name), least)

@@ -1,1 +1,1 @@
-"""Every experiment of the paper: cells to run, records to keep. `mcvae reproduce` runs them."""
+"""The paper's experiments and our own, and sweeps. `mcvae reproduce` and `mcvae sweep` run them."""

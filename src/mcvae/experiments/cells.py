@@ -1,4 +1,4 @@
-"""Many pieces of work, each in a folder of its own, done by as many processes as wanted. Imports no torch.
+"""Run cells, each a task with a folder of its own, in parallel processes or on a Ray cluster. Imports no torch.
 
 A cell is done when its folder has `records.csv`. Whoever works on a cell holds a lock that dies with the process, so
 any number of sweeps may share a folder, and a killed one leaves nothing to tidy up.
@@ -35,13 +35,14 @@ class SweepError(Exception):
 
 
 class Cell(NamedTuple):
-    """A piece of work.
+    """A task, its settings and the name of its folder.
 
     Args:
         name: of its folder; stable, so that a later sweep finds it.
         task: "package.module:function"; the function takes the folder and the settings, and returns records.
         settings: plain data that decides everything about the result.
-        renewed: settings that may change: the cell is then done again in its folder, where the task finds what stays.
+        renewed: settings that may change. The cell then runs again in the same folder, and the task reuses what is
+            still valid there.
     """
 
     name: str
@@ -66,7 +67,7 @@ Task = Callable[[Path, dict[str, Any]], list[Record]]
 
 
 class Progress(NamedTuple):
-    """How far a cell is."""
+    """The status of a cell."""
 
     name: str
     status: Literal["queued", "running", "done", "failed"]
@@ -84,7 +85,7 @@ def run_cells(
     cluster: Cluster | None = None,
     show: Callable[[list[Progress]], None] = lambda progress: None,
 ) -> list[Record]:
-    """Do what is not done yet, and return the records of all cells in their order.
+    """Run the cells that are not done yet, and return the records of all cells in order.
 
     Args:
         root: folder of the cells' folders.
@@ -92,8 +93,8 @@ def run_cells(
         workers: processes; 0 works in this process.
         threads: of each process; by default processes share the processor's cores. Sums depend on it in the last digit.
         cluster: let Ray run the cells instead; `root` must be a folder that all machines share.
-        retries: how often a failed cell is tried again, from its last checkpoint if it has one.
-        show: is told how far all cells are, about once a second.
+        retries: how often to retry a failed cell, from its last checkpoint if it has one.
+        show: called with the status of all cells about once a second.
     """
     if len({cell.name for cell in cells}) < len(cells):
         raise ValueError("every cell needs a name of its own.")
@@ -112,14 +113,14 @@ def run_cells(
     if failed:
         reasons = "\n".join(f"  {cell.name}: {cell.detail or cell.status}" for cell in failed)
         raise SweepError(
-            f"{len(failed)} of {len(cells)} cells are not done:\n{reasons}\nTheir logs are {root}/*/cell.log. The same "
-            "command does them again, and only them."
+            f"{len(failed)} of {len(cells)} cells are not done:\n{reasons}\nTheir logs are {root}/*/cell.log. Run the "
+            "same command to retry them, and only them."
         )
     return [record for cell in cells for record in read_records(root / cell.name / "records.csv")]
 
 
 def look(root: Path, cells: Sequence[Cell]) -> list[Progress]:
-    """How far the cells are, from their folders alone."""
+    """The status of the cells, read from their folders."""
     return [_look(root / cell.name) for cell in cells]
 
 
@@ -145,7 +146,7 @@ def _epochs(folder: Path) -> str:
 
 
 def _settle(root: Path, cell: Cell) -> None:
-    """Make the cell's folder, or check that it is of this cell; forget failures of earlier sweeps."""
+    """Create the cell's folder, or check that it belongs to this cell. Clear the failures of earlier sweeps."""
     folder, path = root / cell.name, root / cell.name / "cell.json"
     if folder.parent != root or cell.name.startswith("."):
         raise ValueError(f"a cell is named like a folder, got {cell.name!r}.")
@@ -171,7 +172,7 @@ def _settle(root: Path, cell: Cell) -> None:
 
 
 def _work(root: Path, cells: Sequence[Cell], retries: int) -> None:
-    """Do every cell that nobody else is doing, until none is left to do."""
+    """Run every cell that is not done and that no other process holds."""
     for cell in cells:
         folder = root / cell.name
         while not (folder / "records.csv").exists() and _attempts(folder).number <= retries:
@@ -180,7 +181,7 @@ def _work(root: Path, cells: Sequence[Cell], retries: int) -> None:
 
 
 def _attempt(folder: Path, cell: Cell) -> bool:
-    """Try a cell; False if somebody else has it."""
+    """Run a cell once; return False if another process holds it."""
     with _claim(folder) as free:
         if not free:
             return False
@@ -213,7 +214,7 @@ def _attempt(folder: Path, cell: Cell) -> bool:
 def _supervise(
     root: Path, cells: Sequence[Cell], workers: int, threads: int, retries: int, show: Callable[[list[Progress]], None]
 ) -> None:
-    """Keep `workers` processes at work; replace one that dies, as long as there is something left to try."""
+    """Keep `workers` processes running, and replace one that dies while cells remain that may be tried."""
     context = get_context("spawn")
     team: list[Any] = []
     try:
@@ -253,7 +254,7 @@ def _supervise_cluster(
     retries: int,
     show: Callable[[list[Progress]], None],
 ) -> None:
-    """Hand every cell to Ray, and again if its machine dies, as long as it may be tried."""
+    """Submit every cell to Ray, and again if its machine dies, as often as it may be tried."""
     try:
         import ray
     except ImportError:
@@ -286,7 +287,7 @@ def _supervise_cluster(
 
 
 def _reach(address: str) -> None:
-    """Ray itself would wait for minutes."""
+    """Raise an error within ten seconds if nothing answers at the address; Ray itself waits for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         try:
@@ -347,7 +348,7 @@ class Attempts:
     number: int = 0
     error: str = ""
     running: bool = False
-    """Whether somebody has begun; if nobody holds the lock any more, it ended in `error`."""
+    """Whether an attempt has begun. If no process holds the lock any more, it ended with `error`."""
 
 
 def _attempts(folder: Path) -> Attempts:
@@ -360,7 +361,7 @@ def _write_attempts(folder: Path, attempts: Attempts) -> None:
 
 
 def _note(folder: Path, event: str) -> None:
-    """Append to the journal of the sweep."""
+    """Append an event to `journal.jsonl`."""
     line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "cell": folder.name, "event": event})
     with open(folder.parent / "journal.jsonl", "a") as file:
         file.write(line + "\n")

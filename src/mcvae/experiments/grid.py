@@ -1,4 +1,4 @@
-"""Grids of runs of one's own: data sets × methods × settings × seeds, each a cell that trains and evaluates."""
+"""Grids of runs: data sets × methods × settings × seeds. Each cell trains and evaluates one run."""
 
 import re
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class Grid:
     evaluation: dict[str, Any] = field(default_factory=dict)
 
     def cells(self) -> list[Cell]:
-        """The cells, with names that say what they are; a ValueError names what makes no sense in any of them.
+        """The cells, named after what they vary. Raise a ValueError if any of them makes no sense.
 
         >>> grid = Grid(["digits"], ["vae"], 2, {"run.epochs": 3}, {"optimizer.learning_rate": [0.001, 0.01]})
         >>> [cell.name for cell in grid.cells()][:2]

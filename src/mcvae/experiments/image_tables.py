@@ -1,4 +1,4 @@
-"""Tables 1 to 3 and the figures behind them: every method on images, trained and evaluated in one cell each."""
+"""Tables 1 to 3, k-sweep and training curves: each cell trains one method on images and evaluates it."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from mcvae.runs.plain import number, read_rows
 from mcvae.runs.records import Record
 from mcvae.runs.results import read_snapshot
 
-__all__ = ["PAPER_METHODS", "PRESETS", "cells", "run", "unfinished"]
+__all__ = ["PAPER_METHODS", "PRESETS", "cells", "protocol_settings", "run", "unfinished"]
 
 PAPER_METHODS = (
     "vae",
@@ -51,7 +51,7 @@ QUICK_DATA = {
 }
 """What the quick preset trains on instead."""
 _QUICK_COLOUR: dict[str, Any] = {"epochs": (5,), "limit": 50}
-"""Photographs cost more than digits."""
+"""Shorter, since photographs cost more than digits."""
 
 
 def cells(
@@ -63,20 +63,15 @@ def cells(
     seeds: int,
     epochs: Sequence[int] | None = None,
     limit: int | None = None,
+    images: int | None = None,
 ) -> list[Cell]:
-    """A cell per method and seed; what is None is the preset's choice.
-
-    Protocol "clean" gives every method the same optimiser with a schedule and clipping, and evaluates by 16 chains of
-    32 tuned temperatures; "paper" is what the paper states: plain Adam, and 10 chains of 5 equidistant temperatures.
-    """
+    """A cell per method and seed; what is None is the preset's choice."""
     data = QUICK_DATA[dataset] if preset == "quick" else DataConfig(dataset)
+    data = replace(data, limit=images or data.limit)
     own = PRESETS[preset] | (_QUICK_COLOUR if preset == "quick" and data.name != "digits" else {})
     epochs, limit = epochs or own["epochs"], limit or own["limit"]
-    optimizer = OptimizerConfig() if protocol == "clean" else OptimizerConfig(milestones=[], clip=0.0)
-    evaluation: dict[str, Any] = {"protocol": "paper"}
-    if protocol == "clean":
-        evaluation = {"num_steps": 32, "num_samples": 16}
-    evaluation |= {"limit": limit, "simulated": 0, "compare_iwae": False}
+    optimizer, evaluation = protocol_settings(protocol)
+    evaluation |= {"limit": limit, "simulated": 0}
     every = max(1, epochs[0] // 3) if dataset == "mnist" else 0  # for the training curves
     found = []
     for name in methods:
@@ -88,8 +83,19 @@ def cells(
     return found
 
 
+def protocol_settings(protocol: str) -> tuple[OptimizerConfig, dict[str, Any]]:
+    """The optimiser and the evaluation of a protocol.
+
+    Protocol "clean" gives every method the same optimiser with a schedule and clipping, and evaluates by 16 chains of
+    32 tuned temperatures; "paper" is what the paper states: plain Adam, and 10 chains of 5 equidistant temperatures.
+    """
+    if protocol == "clean":
+        return OptimizerConfig(), {"num_steps": 32, "num_samples": 16, "compare_iwae": False}
+    return OptimizerConfig(milestones=[], clip=0.0), {"protocol": "paper", "compare_iwae": False}
+
+
 def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
-    """Train, or resume training; evaluate after the chosen epochs, unless that has been done; record."""
+    """Train or resume, evaluate after the chosen epochs unless that is done, and return the records."""
     from mcvae.training.evaluate_run import evaluate_run
     from mcvae.training.loading import snapshot_folder
     from mcvae.training.run import train
@@ -111,6 +117,8 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
             "nll": (_known(found.nll), found.nll_se),
             "ess": (_known(found.ess), None),
         }
+        if found.remaining is not None and found.verdict.startswith("converged"):
+            measured["certificate"] = (found.remaining, None)
         for metric, (value, error) in measured.items():
             records.append(_record(folder, settings, epoch, metric, value, error))
     return records + unfinished(folder, settings)
@@ -139,7 +147,7 @@ def _record(
     method, images = MethodConfig(**config["method"]), number(row.get("images"))
     return Record(
         "images",
-        config["data"]["name"],
+        settings.get("subject", config["data"]["name"]),
         settings["method"],
         metric,
         value,

@@ -1,4 +1,4 @@
-"""What the paper has: its tables and figures by name, what can be chosen about them, its published numbers."""
+"""The experiments by name, their options, and the paper's published numbers. Imports no torch."""
 
 import csv
 from dataclasses import dataclass
@@ -30,8 +30,9 @@ NAMES = (
     "k-sweep",
     "training-curves",
     "posteriors",
+    "frontier",
 )
-"""Of `EXPERIMENTS`, which needs torch."""
+"""Names of `reproduction.EXPERIMENTS`, repeated here because that module imports torch."""
 POSTERIOR_METHODS = ("vi", "ula", "mcd", "cmcd", "uha", "ldvi", "cmcd-ud", "ais-mala", "smc")
 """Mean-field VI, methods that are trained, and two that a pilot tunes from the q of VI."""
 POSTERIOR_STEPS = (8, 32, 64, 256)
@@ -45,12 +46,12 @@ DENSITIES = (
     "breast-cancer",
     "cox-process",
 )
-"""Of `densities.TARGETS`, which needs torch."""
+"""Names of `densities.TARGETS`, repeated here because that module imports torch."""
 
 
 @dataclass
 class ReproductionOptions:
-    """What can be chosen about an experiment; None is the preset's choice.
+    """Options of an experiment; None is the preset's choice.
 
     Args:
         preset: quick shows the effect within minutes on two cores (digits instead of MNIST); paper is the real thing.
@@ -60,6 +61,7 @@ class ReproductionOptions:
         densities: only these, such as [sonar,funnel] (posteriors).
         epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
         limit: test images to evaluate on (images).
+        images: at most this many training images (images).
     """
 
     preset: Literal["quick", "paper"] = "quick"
@@ -69,11 +71,13 @@ class ReproductionOptions:
     densities: list[str] | None = None
     epochs: list[int] | None = None
     limit: int | None = None
+    images: int | None = None
 
     def check(self, experiment: str) -> None:
         """Raise a ValueError that names the option, for values that make no sense in an experiment."""
         check_range("seeds", self.seeds, 1)
         check_range("limit", self.limit, 2)
+        check_range("images", self.images, 1)
         for method in self.methods or ():
             if experiment == "posteriors":
                 name, _, steps = method.partition("-k")

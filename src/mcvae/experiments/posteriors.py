@@ -70,7 +70,7 @@ def _published() -> dict[tuple[str, str, int], float]:
 
 
 def published_elbo(density: str, method: str, num_steps: int) -> float | None:
-    """What 150,000 updates of the public implementation of CMCD reached, where it is known.
+    """The published ELBO of the CMCD repository after 150,000 updates; None if there is none.
 
     >>> published_elbo("sonar", "cmcd", 8)
     -112.27

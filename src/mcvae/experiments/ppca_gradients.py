@@ -71,7 +71,7 @@ ESTIMATORS = {
     "cmcd-ud-k5": _Estimator(lambda d, c: recipes.cmcd_ud(5, d, context_dim=c)),
     "a-mcvae-k5-pathwise": _a_mcvae(5, 1, stopped)._replace(pathwise=True),
 }
-"""Those of the figures, what they must be compared with, and a wrong one that the check must reject."""
+"""The estimators of the figures, some to compare them with, and a biased one that the check must reject."""
 
 
 def cells(preset: str, seeds: int) -> list[Cell]:

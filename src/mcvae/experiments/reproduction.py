@@ -12,7 +12,7 @@ import numpy
 import torch
 
 import mcvae
-from mcvae.experiments import image_tables, posteriors, ppca_gradients, toy_parameters, toy_posterior
+from mcvae.experiments import frontier, image_tables, posteriors, ppca_gradients, toy_parameters, toy_posterior
 from mcvae.experiments.cells import Cell, Progress, look, run_cells
 from mcvae.experiments.paper import ReproductionOptions, paper_value
 from mcvae.runs.plain import write_json
@@ -23,7 +23,7 @@ __all__ = ["EXPERIMENTS", "ReproductionOptions", "reproduce"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper."""
+    """A table or figure: its cells, and the records that belong to it."""
 
     title: str
     """Of the paper's table or figure."""
@@ -32,6 +32,8 @@ class Experiment:
     """The records that belong to it, in the order of its table."""
     arrays: Callable[[Path, list[Cell]], dict[str, Any]] = lambda root, cells: {}
     """What its figure needs beyond records."""
+    derived: Callable[[Path, list[Cell]], list[Record]] = lambda root, cells: []
+    """Records of several cells together, such as differences between methods."""
 
 
 def _images(dataset: str, options: ReproductionOptions, methods: tuple[str, ...] | None = None) -> list[Cell]:
@@ -44,6 +46,7 @@ def _images(dataset: str, options: ReproductionOptions, methods: tuple[str, ...]
         seeds=options.seeds or preset["seeds"],
         epochs=options.epochs,
         limit=options.limit,
+        images=options.images,
     )
 
 
@@ -81,7 +84,7 @@ _LIKELIHOODS = ("negative_elbo", "nll")
 EXPERIMENTS = {
     "toy-posterior": Experiment(
         "Figure 1: how near each method comes to a posterior that is a ring",
-        lambda o: toy_posterior.cells(o.preset, o.seeds or {"quick": 1, "paper": 3}[o.preset]),
+        lambda o: toy_posterior.cells(o.preset, o.seeds or {"quick": 1, "paper": 3}[o.preset], o.methods),
         ("energy_distance", "energy_distance_resampled", "bound_gap"),
         _posterior_arrays,
     ),
@@ -117,8 +120,14 @@ EXPERIMENTS = {
         lambda o: posteriors.cells(o.preset, o.seeds or 1, o.methods, o.densities),
         ("elbo", "log_evidence"),
     ),
+    "frontier": Experiment(
+        "Where do chains pay? 6 and 12 decoder passes per image, spent as samples, steps or both",
+        frontier.cells,
+        ("nll_minus_vae", "nll", "certificate", "negative_elbo"),
+        derived=frontier.differences,
+    ),
 }
-"""Every table and figure of the paper, in its order, and the field's benchmark of posteriors."""
+"""Every table and figure of the paper, in its order, the field's benchmark of posteriors, and our own question."""
 
 
 def reproduce(
@@ -142,7 +151,7 @@ def reproduce(
         out: folder of all reproductions.
         workers, retries, show: see `run_cells`.
         collect: run nothing; take what is there, the epochs of unfinished training included.
-        command: to be written down.
+        command: what the user typed, for `provenance.json`.
     """
     options.check(name)
     experiment = EXPERIMENTS[name]
@@ -154,6 +163,7 @@ def reproduce(
         records = _collected(root, cells)
     else:
         records = run_cells(root, cells, workers=workers, retries=retries, show=show)
+    records += experiment.derived(root, cells)
     kept = [_completed(name, record) for record in records if record.metric in experiment.metrics]
     if not kept:
         raise ValueError(f"there is nothing of {name} in {root} yet.")
@@ -182,7 +192,7 @@ def reproduce(
 
 
 def _title(title: str, records: Sequence[Record]) -> str:
-    """The title; the quick preset's stand-in for MNIST is named."""
+    """The title, which says so if digits stand in for MNIST."""
     return f"{title}, on digits instead" if {record.dataset for record in records} == {"digits"} else title
 
 
@@ -198,7 +208,7 @@ def _collected(root: Path, cells: Sequence[Cell]) -> list[Record]:
 
 
 def _completed(experiment: str, record: Record) -> Record:
-    """With the experiment's name, and the paper's number where the record has no published one of its own."""
+    """The record with the experiment's name, and the paper's number unless it has a published one."""
     if record.paper is not None:
         return replace(record, experiment=experiment)
     value, deviation = paper_value(record.dataset, record.method, record.epoch, record.metric)

@@ -1,6 +1,7 @@
 """Figure 1: how near q comes to a posterior that is a ring."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mcvae.core.randomness import seeded_generator
 from mcvae.experiments.cells import Cell
 from mcvae.experiments.fitting import TOY_METHODS, encoder, evaluations_per_datum, fit, toy_objective
 from mcvae.models import LatentVariableModel, Ring
+from mcvae.runs.naming import check_name
 from mcvae.runs.records import Record
 
 __all__ = ["cells", "energy_distance", "posterior_samples", "ring", "run"]
@@ -24,11 +26,13 @@ SIZES = {
 }
 
 
-def cells(preset: str, seeds: int) -> list[Cell]:
+def cells(preset: str, seeds: int, methods: Sequence[str] | None = None) -> list[Cell]:
     """A cell per method and seed."""
+    for method in methods or ():
+        check_name("method", method, TOY_METHODS)
     return [
         Cell(f"ring-posterior-{method}-s{seed}", f"{__name__}:run", {"method": method, "seed": seed} | SIZES[preset])
-        for method in TOY_METHODS
+        for method in methods or TOY_METHODS
         for seed in range(seeds)
     ]
 

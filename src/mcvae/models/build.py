@@ -118,6 +118,9 @@ def build_likelihood(name: str, datum: Datum, sigma: float = 1.0) -> Likelihood:
     PoissonLikelihood()
     """
     transform_for(name, datum.kind)
-    module, _, function = LIKELIHOODS[name].builder.partition(".")
-    build: Callable[[Datum, float], Likelihood] = getattr(import_module(f"mcvae.models.likelihoods.{module}"), function)
-    return build(datum, sigma)
+    build = LIKELIHOODS[name].builder
+    if isinstance(build, str):
+        module, _, function = build.partition(".")
+        build = getattr(import_module(f"mcvae.models.likelihoods.{module}"), function)
+    likelihood: Likelihood = build(datum, sigma)
+    return likelihood

@@ -19,6 +19,7 @@ __all__ = [
     "UpsampledConv2d",
     "conv_decoder",
     "conv_encoder",
+    "linear_encoder",
     "mlp",
     "mlp_decoder",
     "mlp_encoder",
@@ -150,6 +151,15 @@ class ConditionedLatents(nn.Module):
 def mlp_encoder(shape: Shape, outputs: int, hidden: Sequence[int] = (512, 512)) -> nn.Module:
     """Fully connected: images `[B, C, H, W]` or vectors `[B, P]` to `[B, outputs]`."""
     return nn.Sequential(nn.Flatten(), mlp([_size(shape), *hidden, outputs]))
+
+
+def linear_encoder(shape: Shape, latent_dim: int) -> nn.Module:
+    """One linear layer to 2 D numbers: a weak encoder, whose q is far from most posteriors.
+
+    >>> linear_encoder((1, 8, 8), 16)(torch.zeros(3, 1, 8, 8)).shape
+    torch.Size([3, 32])
+    """
+    return mlp_encoder(shape, 2 * latent_dim, hidden=())
 
 
 def mlp_decoder(shape: Shape, latent_dim: int, hidden: Sequence[int] = (512, 512)) -> nn.Module:

@@ -1,1 +1,1 @@
-"""What results look like: a table for the terminal, a page for the browser. Reads files, never trains."""
+"""Tables, figures and the page. Reads what runs and experiments wrote; never trains."""

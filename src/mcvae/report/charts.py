@@ -16,7 +16,7 @@ _MARKERS = 8
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one run, in the colour, marker and dashes of its number."""
+    """Values of one line. Its style number decides colour, marker and dashes."""
 
     name: str
     style: int
@@ -114,7 +114,7 @@ def chart(
 
 
 def _finite(series: Series) -> Series:
-    """Without what diverged; an error that is not finite is not drawn."""
+    """Drop points that are not finite; draw no error bar where the error is not."""
     errors = series.error or [0.0] * len(series.x)
     kept = [p for p in zip(series.x, series.y, errors, strict=True) if math.isfinite(p[0]) and math.isfinite(p[1])]
     error = [e if math.isfinite(e) else 0.0 for _, _, e in kept] if series.error else []
@@ -130,7 +130,7 @@ def _thinned(series: Series) -> Series:
 
 
 def _range(series: list[Series], cut_start: bool) -> tuple[float, float]:
-    """Of the y axis, with a little air."""
+    """Range of the y axis, with a margin."""
     low = min(y - e for s in series for y, e in zip(s.y, s.error or [0.0] * len(s.y), strict=True))
     high = max(y + e for s in series for y, e in zip(s.y, s.error or [0.0] * len(s.y), strict=True))
     if cut_start:
@@ -141,10 +141,10 @@ def _range(series: list[Series], cut_start: bool) -> tuple[float, float]:
 
 def _padded(low: float, high: float, log: bool = False) -> tuple[float, float]:
     if log:
-        air = (high / low) ** 0.08 if high > low else 1.5
-        return low / air, high * air
-    air = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    return low - air, high + air
+        margin = (high / low) ** 0.08 if high > low else 1.5
+        return low / margin, high * margin
+    margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return low - margin, high + margin
 
 
 def _scale(low: float, high: float, start: float, end: float, log: bool = False) -> Any:
@@ -201,7 +201,7 @@ def _path(at: list[tuple[float, float]], *, steps: bool) -> str:
 
 
 def _marked(at: list[tuple[float, float]], kind: str) -> list[tuple[float, float]]:
-    """Where markers go: some along a line, one on top of a histogram, on every single point."""
+    """Where markers go: a few along a line, at the peak of a histogram, on each of separate points."""
     if kind == "steps":
         return [min(at, key=lambda place: place[1])]
     stride = max(1, math.ceil(len(at) / _MARKERS)) if kind == "line" else 1

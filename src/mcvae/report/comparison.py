@@ -1,16 +1,17 @@
-"""One table over many runs, a row for each thing that was tried, best likelihood first. Imports no torch."""
+"""Compare runs in one table: a row per configuration, best likelihood first. Imports no torch."""
 
 import math
 import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mcvae.report.tables import console
 from mcvae.runs.discovery import Run
 from mcvae.runs.plain import number
+from mcvae.runs.records import paired
 from mcvae.runs.results import EvaluationSummary
 
 __all__ = [
@@ -29,7 +30,7 @@ __all__ = [
 
 
 class Group(NamedTuple):
-    """Runs that differ in nothing but their seeds."""
+    """Runs that differ only in their seeds."""
 
     runs: list[Run]
     """One for each seed."""
@@ -43,23 +44,23 @@ class Group(NamedTuple):
         return ", ".join(names) if len(names) < 4 else f"{names[0]} … {names[-1]} ({len(names)} runs)"
 
     def mean(self, key: str) -> float | None:
-        """A figure of the evaluations, over seeds; None if it is not known, or not finite, for every one."""
+        """Mean of a field of the evaluations over seeds; None unless it is known and finite for all of them."""
         found = [number(getattr(run.evaluation, key, None)) for run in self.runs]
         known = [value for value in found if value is not None]
         return statistics.fmean(known) if len(known) == len(found) else None
 
     def measured(self, key: str) -> tuple[float, float] | None:
-        """A figure of the evaluations over seeds, and its standard error."""
+        """Mean of a field of the evaluations over seeds, and its standard error."""
         values, errors = ([number(getattr(run.evaluation, k, None)) for run in self.runs] for k in (key, f"{key}_se"))
         known = [(v, e) for v, e in zip(values, errors, strict=True) if v is not None and e is not None]
         return _over_seeds(known) if len(known) == len(values) else None
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
-    """The runs by what was tried, best likelihood first within each kind of data.
+    """Group runs by configuration, best likelihood first within each kind of data.
 
-    Only runs that differ in the seed alone are put together. Of several with one seed, such as copies of a folder, the
-    first counts: the same seed gives the same run.
+    Runs in a group differ only in their seeds. Of several with one seed, such as copies of a folder, the first counts:
+    the same seed gives the same run.
     """
     together, settings = dict[str, dict[int, Run]](), dict[str, dict[str, Any]]()
     for run in runs:
@@ -84,7 +85,7 @@ def _by_kind(together: dict[str, dict[int, Run]]) -> list[list[str]]:
 
 
 def _differing(settings: list[dict[str, Any]]) -> list[str]:
-    """Names of settings that are not the same everywhere, besides the method, which has a name of its own."""
+    """Names of the settings that differ between groups, except the method, which every label shows."""
     names = dict.fromkeys(name for each in settings for name in each)
     several = [name for name in names if len({repr(each.get(name)) for each in settings if name in each}) > 1]
     missing = [name for name in names if name.startswith("evaluation.") and not all(name in each for each in settings)]
@@ -97,7 +98,7 @@ def _is_evaluated(settings: dict[str, Any]) -> bool:
 
 
 def _label(settings: dict[str, Any], differing: list[str]) -> str:
-    """The method's key, with what is special about it.
+    """The method's key, and the settings in which this group differs from others.
 
     >>> _label({"method": "vae", "run.epochs": 30}, ["run.epochs"])
     'vae (epochs 30)'
@@ -108,7 +109,7 @@ def _label(settings: dict[str, Any], differing: list[str]) -> str:
 
 
 def kind(run: Run) -> tuple[str, ...]:
-    """What must agree for likelihoods to be comparable: densities and probabilities, of the same data."""
+    """Data, transform and likelihood of a run. Only runs that agree in all three have comparable likelihoods."""
     return run.result.data, str(run.result.transform), str(run.result.likelihood)
 
 
@@ -119,30 +120,23 @@ def _images_of(run: Run) -> tuple[str, ...]:
 
 
 def paired_difference(run: Run, baseline: Run, column: str = "bound") -> tuple[float, float] | None:
-    """Mean difference between two runs over the same images, and its standard error; None if images differ.
-
-    Images differ far more than methods do. Differences per image see the method, not the image.
-    """
+    """Mean difference between two runs over the same images, and its standard error; None if images differ."""
     if run.folder == baseline.folder or _images_of(run) != _images_of(baseline):
         return None
     if (run.result.seed, run.result.batch_size) != (baseline.result.seed, baseline.result.batch_size):
         return None
-    first, second = ([number(row.get(column)) for row in r.images] for r in (run, baseline))
-    differences = [a - b for a, b in zip(first, second, strict=False) if a is not None and b is not None]
-    if len(first) != len(second) or not len(differences) == len(first) > 1:
-        return None
-    return statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+    return paired(run.images, baseline.images, column)
 
 
 def _difference(group: Group, baseline: Group, column: str) -> tuple[float, float] | None:
-    """The same between groups, over the seeds that both have."""
+    """The paired difference between groups, over the seeds that both have."""
     pairs = [paired_difference(a, b, column) for a in group.runs for b in baseline.runs]
     found = [pair for pair in pairs if pair is not None]
     return _over_seeds(found) if found else None
 
 
 class TableCell(NamedTuple):
-    """What a table shows, and the number it sorts by."""
+    """The text of a cell, and the number that the column is sorted by."""
 
     text: str
     value: float | None = None
@@ -202,7 +196,7 @@ def _share(ess: float | None, chains: float | None) -> TableCell:
 
 
 def certificate(name: str, found: EvaluationSummary) -> str:
-    """What an evaluation found, in words and with its doubts.
+    """What an evaluation found, in words: the likelihood, whether it has converged, and why not.
 
     >>> certificate("runs/a", EvaluationSummary(num_images=9, nll=1.25, verdict="not converged")).splitlines()[0][:30]
     'runs/a: NLL 1.25 on 9 test ima'
@@ -244,20 +238,17 @@ def _told(value: float | None, digits: int = 2) -> str:
 
 
 def show(runs: list[Run]) -> None:
-    """Print the table and what it says."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    found = groups(runs)
-    console.print(comparison(found))
+    """Print the table, and its result in words."""
+    out, found = console(), groups(runs)
+    out.print(comparison(found))
     if (copies := len(runs) - sum(len(group.runs) for group in found)) > 0:
-        console.print(f"{copies} of the {len(runs)} runs repeat another's settings and seed, and are not counted.")
+        out.print(f"{copies} of the {len(runs)} runs repeat another's settings and seed, and are not counted.")
     for answer in answers(found):
-        console.print(escape(f"{answer.headline} {answer.details}"))
+        out.print(escape(f"{answer.headline} {answer.details}"))
 
 
 class Answer(NamedTuple):
-    """What a table says, in words."""
+    """The result of a table in words."""
 
     headline: str
     details: str = ""
@@ -316,7 +307,7 @@ def _advantage(best: Group, other: Group) -> tuple[float, float]:
 
 
 def _over_seeds(measured: list[tuple[float, float]]) -> tuple[float, float]:
-    """Mean and standard error: that over images, which seeds share, and that over seeds."""
+    """Mean over seeds. Its standard error adds that over images, which seeds share, to that over seeds."""
     values, errors = zip(*measured, strict=True)
     seeds = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return statistics.fmean(values), math.hypot(statistics.fmean(errors), seeds)

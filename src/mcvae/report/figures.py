@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mcvae.report.tables import LABELS
-from mcvae.runs.method import label_of, method_named
+from mcvae.runs.method import label_of, method_named, parse_key
 from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["FIGURES", "draw"]
+__all__ = ["FIGURES", "draw", "draw_story"]
 
 _STYLE: Any = {
     "font.size": 9,
@@ -48,38 +48,65 @@ def _look(key: str) -> dict[str, Any]:
     return {"color": method.colour, "marker": method.marker, "markersize": 4, "label": label_of(key)}
 
 
-def _error(summary: Summary) -> float:
-    return (summary.deviation if summary.deviation is not None else summary.standard_error) or 0.0
-
-
 def _posterior(found: list[Summary], arrays: Arrays) -> Figure:
     """The 2 × 3 panel of Figure 1, with the distance of each method."""
     figure = Figure(figsize=(7.5, 5.4))
     axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    density = arrays["exact"]
-    first = next(axes)
-    first.imshow(density, origin="lower", extent=(-4, 4, -4, 4), cmap="Blues", aspect="equal")
-    first.set_title("exact posterior")
-    distances = {s.method: s for s in found if s.metric == "energy_distance"}
-    for method, axis in zip(("vae", "iwae", "realnvp", "a-mcvae", "l-mcvae"), axes, strict=True):
-        axis.contour(density, levels=3, extent=(-4, 4, -4, 4), colors="#999999", linewidths=0.6)
-        if method in arrays:
-            axis.scatter(
-                *arrays[method][:1500].T,
-                s=2,
-                alpha=0.35,
-                color=method_named(method).colour,
-                linewidths=0,
-                rasterized=True,
-            )
-            summary = distances[method]
-            axis.set_title(f"{label_of(method)}: {summary.mean:.4f} ± {_error(summary):.4f}")
-    for axis in figure.axes:
-        axis.set(xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
-        axis.grid(visible=False)
+    _ring(list(axes), ("vae", "iwae", "realnvp", "a-mcvae", "l-mcvae"), found, arrays)
     figure.supxlabel("$z_1$; numbers are energy distances to the exact posterior (contours), 0 if equal", fontsize=9)
     figure.supylabel("$z_2$", fontsize=9)
     return figure
+
+
+def _ring(axes: Sequence[Axes], methods: Sequence[str], found: list[Summary], arrays: Arrays) -> None:
+    """The exact posterior, then the samples of each method over its contours."""
+    density, extent = arrays["exact"], (-4, 4, -4, 4)
+    axes[0].imshow(density, origin="lower", extent=extent, cmap="Blues", aspect="equal")
+    axes[0].set_title("exact posterior")
+    distances = {s.method: s for s in found if s.metric == "energy_distance"}
+    for method, axis in zip(methods, axes[1:], strict=True):
+        axis.contour(density, levels=3, extent=extent, colors="#999999", linewidths=0.6)
+        if method in arrays:
+            look: Any = {"s": 2, "alpha": 0.35, "linewidths": 0, "rasterized": True}
+            axis.scatter(*arrays[method][:1500].T, color=method_named(method).colour, **look)
+            summary = distances[method]
+            axis.set_title(f"{label_of(method)}: {summary.mean:.4f} ± {summary.spread or 0.0:.4f}")
+    for axis in axes:
+        axis.set(xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
+        axis.grid(visible=False)
+
+
+def draw_story(ring: Sequence[Record], arrays: Arrays, gains: dict[str, tuple[float, float]], path: Path) -> None:
+    """The demonstration in one picture: samples on the ring above, likelihoods on digits below.
+
+    Args:
+        ring: records of `toy-posterior`.
+        arrays: of `toy-posterior`.
+        gains: log-likelihood above the VAE's and its standard error, by method.
+        path: of the picture, a PNG file.
+    """
+    methods = {"vae": "VAE's q", "iwae": "IWAE's q", "l-mcvae": "L-MCVAE's chains", "a-mcvae": "A-MCVAE's chains"}
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10, 4.9))
+        parts: Any = figure.subfigures(2, 1, height_ratios=(3, 2), hspace=0.04)
+        panels, found = parts[0].subplots(1, 1 + len(methods), sharey=True), summarise(ring)
+        _ring(panels, list(methods), found, arrays)
+        distances = {s.method: s.mean for s in found if s.metric == "energy_distance"}
+        for axis, (method, name) in zip(panels[1:], methods.items(), strict=True):
+            axis.set_title(f"{name}: {distances[method]:.3f}")
+        parts[0].suptitle("Chains win: a posterior that no Gaussian q can be, and the energy distance of draws to it")
+        axis = parts[1].subplots()
+        for height, (method, (gain, error)) in enumerate(reversed(gains.items())):
+            axis.barh(height, gain, 0.6, color=method_named(method).colour, alpha=0.75)
+            axis.errorbar(gain, height, xerr=error, color="#333333", capsize=2, lw=1)
+        axis.set_yticks(range(len(gains)), [_spent(method) for method in reversed(gains)])
+        axis.set_xlabel("log-likelihood of test images above the VAE's, nats ± standard error; more is better")
+        axis.axvline(0, color="#666666", lw=0.8)
+        axis.grid(visible=False, axis="y")
+        budget = " or ".join(str(passes) for passes in sorted({_budget(method) for method in gains}))
+        best = "Chains win" if method_named(next(iter(gains))).annealed else "Samples are enough"
+        parts[1].suptitle(f"{best}: 8 × 8 digits, q nearly fits; {budget} decoder passes per image")
+        figure.savefig(path, dpi=160)
 
 
 def _parameters(found: list[Summary], arrays: Arrays) -> Figure:
@@ -149,7 +176,7 @@ def _scores(found: list[Summary], arrays: Arrays) -> Figure:
             for s in found:
                 if (s.method, s.metric, s.epoch) == (method, metric, epoch):
                     look = _look(method) | {"label": None}
-                    axis.errorbar(s.mean, height, xerr=_error(s), capsize=2, **look)
+                    axis.errorbar(s.mean, height, xerr=(s.spread or 0.0), capsize=2, **look)
                     if s.paper is not None:
                         axis.plot(s.paper, height, "o", mfc="none", mec="#666666", ms=8)
         axis.set(title=f"{LABELS[metric]}, {epoch} epochs", xlabel="nats, less is better")
@@ -167,7 +194,7 @@ def _against_k(found: list[Summary], arrays: Arrays) -> Figure:
         axis.errorbar(
             [k for k, _ in langevin],
             [s.mean for _, s in langevin],
-            [_error(s) for _, s in langevin],
+            [(s.spread or 0.0) for _, s in langevin],
             capsize=2,
             **_look("l-mcvae"),
         )
@@ -213,7 +240,7 @@ def _benchmark(found: list[Summary], arrays: Arrays) -> Figure:
         for index, family in enumerate(families):
             line = [s for s in bounds if s.dataset == density and (s.method.rpartition("-k")[0] or s.method) == family]
             steps = [int(s.method.rpartition("-k")[2]) if "-k" in s.method else 0 for s in line]
-            values, errors = [s.mean for s in line], [_error(s) for s in line]
+            values, errors = [s.mean for s in line], [(s.spread or 0.0) for s in line]
             look: Any = {"color": f"C{index}", "marker": "o", "markersize": 4, "capsize": 2, "lw": 1, "label": family}
             upper.errorbar(steps, values, errors, **look)
             lower.errorbar([s.seconds or 0.0 for s in line], values, errors, **look)
@@ -223,6 +250,56 @@ def _benchmark(found: list[Summary], arrays: Arrays) -> Figure:
     rows[1, 0].set_ylabel(LABELS["elbo"])
     rows[0, -1].legend(fontsize=7)
     return figure
+
+
+def _frontier(found: list[Summary], arrays: Arrays) -> Figure:
+    """NLL below the VAE's by how the budget is spent; a panel per data set and encoder, a marker per budget."""
+    last = max(s.epoch or 0 for s in found)
+    gains = [s for s in found if s.metric == "nll_minus_vae" and s.epoch == last]
+    subjects = list(dict.fromkeys(s.dataset for s in gains))
+    spent = {s.method: _spent(s.method) for s in gains}
+    rows = [row for row in _SPENT_ON if row in spent.values()]
+    budgets = sorted({_budget(method) for method in spent})
+    figure = Figure(figsize=(2.2 + 2.4 * len(subjects), 1.7 + 0.36 * len(rows)))
+    panels = numpy.atleast_1d(figure.subplots(1, len(subjects), sharey=True))
+    for axis, subject in zip(panels, subjects, strict=True):
+        for s in gains:
+            if s.dataset == subject:
+                index = budgets.index(_budget(s.method))
+                height = len(rows) - rows.index(spent[s.method]) + 0.16 * (len(budgets) - 1 - 2 * index)
+                colour, filled = method_named(s.method).colour, index == len(budgets) - 1
+                axis.barh(height, s.mean, 0.3, color=colour, alpha=0.75 if filled else 0.35)
+                axis.errorbar(s.mean, height, xerr=s.standard_error or 0.0, color="#333333", capsize=2, lw=1)
+        axis.axvline(0, color="#666666", lw=0.8)
+        axis.set(title=subject.replace(", ", "\n"), xlabel="NLL − VAE's, nats")
+        axis.set_yticks(range(len(rows), 0, -1), rows)
+        axis.grid(visible=False, axis="y")
+    shades = ", ".join(f"{'dark' if budget == budgets[-1] else 'light'}: {budget}" for budget in budgets)
+    figure.supxlabel(
+        f"decoder passes per image and step, {shades}; further left is better; ± standard error", fontsize=8
+    )
+    return figure
+
+
+_SPENT_ON = (
+    "samples: IWAE",
+    "4 chains: L-MCVAE",
+    "2 chains: L-MCVAE",
+    "1 chain: L-MCVAE",
+    "1 chain: A-MCVAE",
+    "1 chain: CMCD",
+)
+"""Rows of the frontier's figure, from many samples to many steps."""
+
+
+def _spent(key: str) -> str:
+    config, method = parse_key(key), method_named(key)
+    chains = config.num_samples or 1
+    return f"{chains} chain{'s' * (chains > 1)}: {method.title}" if method.annealed else f"samples: {method.title}"
+
+
+def _budget(key: str) -> int:
+    return method_named(key).cost(parse_key(key))
 
 
 FIGURES: dict[str, Callable[[list[Summary], Arrays], Figure]] = {
@@ -235,5 +312,6 @@ FIGURES: dict[str, Callable[[list[Summary], Arrays], Figure]] = {
     "k-sweep": _against_k,
     "training-curves": _curves,
     "posteriors": _benchmark,
+    "frontier": _frontier,
 }
 """By experiment."""

@@ -1,4 +1,4 @@
-"""One self-contained page over runs and reproductions: nothing is fetched, and names of users are escaped."""
+"""One self-contained page about runs and reproductions: it fetches nothing, and escapes all names."""
 
 import base64
 import hashlib
@@ -6,7 +6,7 @@ import shlex
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -14,15 +14,15 @@ from markupsafe import Markup
 
 from mcvae.report.comparison import answers, certificate, groups, kind, rows
 from mcvae.report.panels import panels
-from mcvae.report.reproductions import record_answers, record_charts, record_rows
+from mcvae.report.reproductions import record_answers, record_table
 from mcvae.runs.discovery import Found, Reproduction, Run, find
 from mcvae.runs.plain import RunError, write_atomically
 
-__all__ = ["render", "write_page"]
+__all__ = ["Story", "render", "write_page"]
 
 HERE = Path(__file__).parent
-_MOST_BYTES = 400_000
-"""Of one picture; larger ones are left out, so that the page stays a page."""
+_MOST_BYTES = 600_000
+"""Largest size of a picture; larger ones are left out to keep the page small."""
 _MOST_PICTURES = 60
 _PICTURES = {
     "samples": "Samples: means of p(x | z), z from the prior",
@@ -31,13 +31,21 @@ _PICTURES = {
 }
 
 
-def write_page(paths: list[str], out: str | Path, found: Found | None = None) -> Path:
+class Story(NamedTuple):
+    """What a page opens with."""
+
+    picture: Path
+    sentences: list[str]
+
+
+def write_page(paths: list[str], out: str | Path, found: Found | None = None, story: Story | None = None) -> Path:
     """Write the page and return where it is; a reader sees the old page or the new one.
 
     Args:
         paths: run folders, reproduction folders, or folders of them.
         out: the HTML file; its folder is created if need be.
         found: what is at these paths, if it is known already.
+        story: a picture and sentences to open with.
     """
     out = Path(out)
     if out.is_dir():
@@ -45,7 +53,7 @@ def write_page(paths: list[str], out: str | Path, found: Found | None = None) ->
     found = found or find(paths)
     if not found.runs and not found.reproductions:
         raise RunError(f"nothing here can be read: {' '.join(found.left_out)}")
-    text = render(found, command=shlex.join(["mcvae", "report", *paths, "--out", str(out)]))
+    text = render(found, command=shlex.join(["mcvae", "report", *paths, "--out", str(out)]), story=story)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -54,7 +62,7 @@ def write_page(paths: list[str], out: str | Path, found: Found | None = None) ->
     return out
 
 
-def render(found: Found, *, command: str = "mcvae report") -> str:
+def render(found: Found, *, command: str = "mcvae report", story: Story | None = None) -> str:
     """The page as HTML."""
     reproductions, tried = found.reproductions, groups(found.runs)
     columns, body = rows(tried)
@@ -69,6 +77,7 @@ def render(found: Found, *, command: str = "mcvae report") -> str:
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("template.html").render(
+        zip=zip,
         css=css,
         script=script,
         css_hash=_hash(css),
@@ -77,6 +86,8 @@ def render(found: Found, *, command: str = "mcvae report") -> str:
         version=version("mcvae"),
         command=command,
         digest=_digest(runs, reproductions),
+        opening=_inline(story.picture) if story else None,
+        sentences=story.sentences if story else [],
         answers=answers(tried) + [a for each in reproductions for a in record_answers(each.name, each.records)],
         left_out=found.left_out,
         columns=columns,
@@ -89,12 +100,12 @@ def render(found: Found, *, command: str = "mcvae report") -> str:
 
 
 def _hash(text: str) -> str:
-    """For the page's content security policy: only our own script and style may run."""
+    """Hash for the page's content security policy, which allows our own script and style only."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _digest(runs: list[Run], reproductions: list[Reproduction]) -> str:
-    """Of everything that the page was made from."""
+    """Digest of the files that the page was made from."""
     digest = hashlib.sha256()
     files = ("config.yaml", "metrics.csv", "result.json", "evaluation.csv", "records.csv", "provenance.json")
     for folder in (*(run.folder for run in runs), *(found.folder for found in reproductions)):
@@ -116,7 +127,7 @@ def _pictures(runs: list[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
-    """Everything needed to repeat a run, and what its evaluation says of itself."""
+    """What is needed to repeat a run, and the verdict of its evaluation."""
     words = f"Trained for {len(run.metrics)} of {run.result.epochs} epochs."
     words += "" if run.state == "trained" else f" Not finished: {run.state}. {run.result.reason}"
     return {
@@ -139,8 +150,7 @@ def _reproduction(found: Reproduction) -> dict[str, Any]:
         "name": found.name,
         "figure": figure,
         "too_large": figure is None and found.figure is not None,
-        "rows": record_rows(found.records),
-        "charts": record_charts(found.records),
+        "table": record_table(found),
         "provenance": yaml.safe_dump(found.provenance, sort_keys=False, allow_unicode=True) if found.provenance else "",
     }
 

@@ -30,7 +30,7 @@ def _present(charts: list[Chart | None]) -> list[Chart]:
 
 
 def _column(run: Run, column: str, x: Callable[[Row], float | None]) -> tuple[list[float], list[float]]:
-    """A column of `metrics.csv` against something, where both are known."""
+    """A column of `metrics.csv` against x, at the epochs where both are known."""
     pairs = [(x(row), number(row.get(column))) for row in run.metrics]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     return [a for a, _ in known], [b for _, b in known]
@@ -100,7 +100,7 @@ def _against_steps(runs: list[Run]) -> list[Chart]:
 
 
 def _values(runs: list[Run], key: str) -> tuple[list[float], list[float]]:
-    """A figure of evaluations, and its standard errors; NaN where unknown."""
+    """A field of the evaluations, and its standard errors; NaN where unknown."""
     values, errors = ([number(getattr(run.evaluation, n, None)) for run in runs] for n in (key, f"{key}_se"))
     return [math.nan if v is None else v for v in values], [math.nan if e is None else e for e in errors]
 
@@ -157,7 +157,7 @@ def _weights(runs: list[Run], style: dict[str, int]) -> list[Chart]:
 
 
 def _histogram(values: list[float], low: float, high: float, bins: int = 20) -> tuple[list[float], list[float]]:
-    """Middles of bins and per cent in them; the outer bins hold what is beyond."""
+    """Centres of bins and the percentage in each; the outer bins include what lies beyond."""
     width = (high - low) / bins
     counts = Counter(min(bins - 1, max(0, int((value - low) / width))) for value in values)
     middles = [low + (index + 0.5) * width for index in range(bins)]

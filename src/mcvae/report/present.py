@@ -1,12 +1,11 @@
-"""From a reproduction's records to its table and figure."""
+"""Make the table and the figure of a reproduction from its records."""
 
 from pathlib import Path
 
 import numpy
-from rich.console import Console
 
 from mcvae.report.figures import draw
-from mcvae.report.tables import latex, markdown, table, terminal
+from mcvae.report.tables import console, latex, markdown, table, terminal
 from mcvae.runs.plain import read_json
 from mcvae.runs.records import read_records
 
@@ -26,8 +25,5 @@ def present(folder: Path) -> list[Path]:
         content.notes.append(f"Not finished: {', '.join(unfinished[:5])}{more}.")
     (folder / "table.md").write_text(markdown(content) + "\n")
     (folder / "table.tex").write_text(latex(content))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(terminal(content))
+    console().print(terminal(content))
     return [folder / "table.md", folder / "table.tex", *draw(provenance["experiment"], title, records, arrays, folder)]

@@ -4,16 +4,19 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rich.console import Console
 from rich.table import Table as RichTable
 
 from mcvae.runs.method import label_of
 from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["LABELS", "Table", "latex", "markdown", "table", "terminal"]
+__all__ = ["LABELS", "Table", "console", "latex", "markdown", "plus_minus", "table", "terminal"]
 
 LABELS = {
     "negative_elbo": "−ELBO",
     "nll": "NLL",
+    "nll_minus_vae": "NLL − VAE's",
+    "certificate": "NLL certified within",
     "validation_negative_elbo": "validation −ELBO",
     "validation_nll": "validation NLL",
     "energy_distance": "energy distance",
@@ -30,6 +33,8 @@ LABELS = {
     "derivative_z": "own bias, in standard errors",
 }
 """Metrics in words."""
+_LARGEST = ("certificate",)
+"""Metrics whose largest value over seeds is shown: a certificate holds for the worst one."""
 
 
 class Table(NamedTuple):
@@ -42,41 +47,54 @@ class Table(NamedTuple):
 
 
 def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Table:
-    """A row per method, a column per metric, data set and epoch, the paper's number beside ours; then the cost."""
+    """A row per method, a column per metric, data set and epoch, the paper's number beside ours; then the cost.
+
+    With more than two metrics every data set gets rows of its own instead of columns.
+    """
     found = summarise(records)
-    datasets, methods = _unique(s.dataset for s in found), _unique(s.method for s in found)
+    datasets = _unique(s.dataset for s in found)
+    apart = len(metrics) > 2
+    cells = dict[_Row, dict[_Column, Summary]]()
+    for s in found:
+        row, column = (s.dataset if apart else "", s.method), (s.metric, "" if apart else s.dataset, s.epoch)
+        cells.setdefault(row, {})[column] = s
     columns = sorted(
-        _unique((s.metric, s.dataset, s.epoch) for s in found),
-        key=lambda c: (metrics.index(c[0]), datasets.index(c[1]), c[2] or 0),
+        _unique(column for row in cells.values() for column in row),
+        key=lambda c: (metrics.index(c[0]), c[1] and datasets.index(c[1]), c[2] or 0),
     )
-    cells = {(s.method, (s.metric, s.dataset, s.epoch)): s for s in found}
-    with_paper = {
-        column for column in columns if any(s.paper is not None for (_, c), s in cells.items() if c == column)
-    }
-    header = ["method"]
+    with_paper = {c for row in cells.values() for c, s in row.items() if s.paper is not None}
+    header = ["data", "method"] if apart else ["method"]
     for column in columns:
-        header += [_heading(column, len(datasets) > 1), *(["paper"] if column in with_paper else [])]
+        named = len(datasets) > 1 and not apart
+        header += [_heading(column, named), *(["paper"] if column in with_paper else [])]
     costly = any(s.evaluations is not None for s in found)
     rows = []
-    for method in methods:
-        row = [label_of(method)]
+    for (dataset, method), measured in sorted(cells.items(), key=lambda item: apart and datasets.index(item[0][0])):
+        text = [dataset, label_of(method)] if apart else [label_of(method)]
+        seeds = max(s.num_seeds for s in measured.values())
         for column in columns:
-            summary = cells.get((method, column))
-            row += [_ours(summary), *([_paper(summary)] if column in with_paper else [])]
+            summary = measured.get(column)
+            text += [_ours(summary, seeds), *([_paper(summary)] if column in with_paper else [])]
         if costly:
-            last = max((s for (m, _), s in cells.items() if m == method), key=lambda s: s.epoch or 0)
-            row += [_count(last.evaluations), _count(last.seconds)]
-        rows.append(row)
+            last = max(measured.values(), key=lambda s: s.epoch or 0)
+            text += [_count(last.evaluations), _count(last.seconds)]
+        rows.append(text)
     return Table(
         title, header + (["model evaluations", "seconds"] if costly else []), rows, _notes(found, bool(with_paper))
     )
 
 
-def _unique(items: Iterable[tuple[str, str, int | None] | str]) -> list:  # type: ignore[type-arg]
+_Row = tuple[str, str]
+"""Data set, or nothing, and method."""
+_Column = tuple[str, str, int | None]
+"""Metric, data set or nothing, epoch."""
+
+
+def _unique(items: Iterable[_Column | str]) -> list:  # type: ignore[type-arg]
     return list(dict.fromkeys(items))
 
 
-def _heading(column: tuple[str, str, int | None], named: bool) -> str:
+def _heading(column: _Column, named: bool) -> str:
     metric, dataset, epoch = column
     parts = [
         LABELS.get(metric, metric),
@@ -86,19 +104,24 @@ def _heading(column: tuple[str, str, int | None], named: bool) -> str:
     return ", ".join(parts)
 
 
-def _ours(summary: Summary | None) -> str:
+def _ours(summary: Summary | None, seeds: int) -> str:
     if summary is None:
         return ""
-    error = summary.deviation if summary.deviation is not None else summary.standard_error
-    return _number(summary.mean, error)
+    value, error = (summary.largest, None) if summary.metric in _LARGEST else (summary.mean, summary.spread)
+    some = f" ({summary.num_seeds} of {seeds} seeds)" if summary.num_seeds < seeds else ""
+    return plus_minus(value, error) + some
 
 
 def _paper(summary: Summary | None) -> str:
-    return "" if summary is None or summary.paper is None else _number(summary.paper, summary.paper_deviation, 2)
+    return "" if summary is None or summary.paper is None else plus_minus(summary.paper, summary.paper_deviation, 2)
 
 
-def _number(value: float, error: float | None, digits: int | None = None) -> str:
-    """Digits follow from the error."""
+def plus_minus(value: float, error: float | None, digits: int | None = None) -> str:
+    """A value and its error, with the digits that the error allows.
+
+    >>> plus_minus(23.3109, 0.2035), plus_minus(23.3109, None)
+    ('23.31 ± 0.20', '23.31')
+    """
     if not math.isfinite(value):
         return str(value)
     if digits is None:
@@ -114,7 +137,7 @@ def _count(value: float | None) -> str:
 
 
 def _notes(found: Sequence[Summary], with_paper: bool) -> list[str]:
-    seeds = {s.num_seeds for s in found}
+    seeds = {max(s.num_seeds for s in found if s.method == method) for method in {s.method for s in found}}
     notes = []
     if max(seeds) > 1:
         few, many = min(seeds), max(seeds)
@@ -127,7 +150,7 @@ def _notes(found: Sequence[Summary], with_paper: bool) -> list[str]:
 
 
 def markdown(content: Table) -> str:
-    """For documents.
+    """The table in Markdown.
 
     >>> print(markdown(Table("T", ["method", "NLL"], [["VAE", "1 ± 2"]], ["Note."])))
     **T**
@@ -151,7 +174,7 @@ _LATEX = {
 
 
 def latex(content: Table) -> str:
-    """For papers; needs the package booktabs.
+    """The table in LaTeX, for the package booktabs.
 
     >>> "VAE & 1 $\\\\pm$ 2" in latex(Table("T", ["method", "NLL"], [["VAE", "1 ± 2"]], []))
     True
@@ -174,8 +197,14 @@ def latex(content: Table) -> str:
     )
 
 
+def console() -> Console:
+    """The terminal; where the output goes elsewhere, 160 columns wide."""
+    found = Console()
+    return found if found.is_terminal else Console(width=160)
+
+
 def terminal(content: Table) -> RichTable:
-    """For a terminal."""
+    """The table for a terminal."""
     shown = RichTable(title=content.title, caption=" ".join(content.notes))
     for index, name in enumerate(content.header):
         shown.add_column(name, justify="right" if index else "left")

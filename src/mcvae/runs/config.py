@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass
 class DataConfig:
-    """Which data, and how they are fed.
+    """Which data to use, how to split and transform them.
 
     Args:
         name: digits, mnist, fashion-mnist, omniglot, cifar10 or celeba; or the path of your own: a folder of images, or
@@ -83,8 +83,9 @@ class ModelConfig:
             for colour, as in the paper; negative-binomial for counts, gaussian-per-dimension for real data.
         sigma: standard deviation of the gaussian likelihood, or where it starts if learned.
         flow: a normalising flow for q; none: mean-field Gaussian. auto: what the method needs.
-        encoder: network of your own as module:Class, called with (shape, latent_dim), from data to 2 latent_dim numbers
-            or to a distribution. A run folder may not import it: see the guide on your own data.
+        encoder: linear, for a weak one with a single layer; or a network of your own as module:Class, called with
+            (shape, latent_dim), from data to 2 latent_dim numbers or to a distribution. A run folder may not import
+            it: see the guide on your own data.
         decoder: network of your own as module:Class, called with (shape of its output, number of its inputs).
         prior: standard-normal, or learned: mixture of Gaussians, vamp (of q at pseudo-data), realnvp or nsf (flows).
         prior_components: of mixture and vamp.
@@ -135,7 +136,7 @@ class OptimizerConfig:
 
 @dataclass
 class RunConfig:
-    """How long, where to, and what to record.
+    """How long to train, where to write, and what to record.
 
     Args:
         epochs: passes over the training images.
@@ -250,7 +251,7 @@ class EvaluationSettings:
             raise ValueError(f"--tuning {self.tuning} is not a file; give the tuning.json of an evaluated run.")
 
     def bytes(self) -> float:
-        """The memory as a number.
+        """The memory in bytes.
 
         >>> EvaluationSettings(memory="500MB").bytes()
         500000000.0
@@ -265,14 +266,14 @@ class EvaluationSettings:
         return amount
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the numbers, given ones only: two evaluations that agree in them are comparable."""
+        """The given settings that affect the numbers: evaluations that agree in them are comparable."""
         where = ("memory", "device", "processes", "epoch", "split", "simulated", "compare_iwae")
         plain = asdict(EvaluationSettings())
         return {name: value for name, value in asdict(self).items() if name not in where and value != plain.get(name)}
 
 
 def default_folder(config: TrainConfig) -> str:
-    """A name that says what the run is.
+    """The default name of a run folder: data, method, seed.
 
     >>> default_folder(TrainConfig(method=MethodConfig("iwae", num_samples=50)))
     'runs/digits-iwae-50-s0'
@@ -290,7 +291,7 @@ def data_label(name: str) -> str:
 
 
 _MOST_STEPS = 100_000
-"""Of a chain: longer ones only exhaust the memory."""
+"""Longest chain that is accepted; longer ones only exhaust the memory."""
 
 
 _RANGES: dict[str, tuple[float, float | None]] = {
@@ -321,7 +322,7 @@ _RANGES: dict[str, tuple[float, float | None]] = {
 
 
 def check(config: TrainConfig) -> None:
-    """Raise a ValueError that names the option, for values that make no sense; settle which method is meant."""
+    """Raise a ValueError that names an option with a bad value. Expand a method that is given by its key."""
     config.method = settled(config.method)
     if config.model.likelihood != "auto":
         check_name("likelihood", config.model.likelihood, LIKELIHOODS)

@@ -1,4 +1,4 @@
-"""Find and read what runs and reproductions left on disk: the one place that knows where runs are and how far."""
+"""Find and read run folders and reproductions. No other module decides what a run is, or its state."""
 
 import os
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Run:
 
     folder: Path
     place: str
-    """What a command would call it: the folder, or its URL."""
+    """The folder or URL, as one would type it in a command."""
     name: str
     """The folder, without what it has in common with the others."""
     state: State
@@ -81,7 +81,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What decides the outcome besides the seed, by dotted name: runs that agree in it are seeds of one thing."""
+        """Settings that affect the outcome, except the seed, by dotted name. Runs that agree in them form a group."""
         result = self.result
         found = _flat(asdict(TrainConfig())) | _flat({k: v for k, v in self.config.items() if isinstance(v, dict)})
         found = {name: value for name, value in found.items() if name not in _NOT_SETTINGS}
@@ -110,7 +110,7 @@ class Reproduction:
 
 
 class Found(NamedTuple):
-    """What is at some places."""
+    """Runs and reproductions that were found."""
 
     runs: list[Run]
     reproductions: list[Reproduction]
@@ -119,7 +119,7 @@ class Found(NamedTuple):
 
 
 def state_of(folder: Path, result: RunResult | None) -> State:
-    """How far a run is."""
+    """The state of a run."""
     if result is not None:
         return "trained" if result.status == "finished" else "diverged"
     return "training" if held(folder, "training") else "interrupted"
@@ -176,7 +176,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _names(folders: list[Path]) -> dict[Path, str]:
-    """Short names: paths without what all of them share."""
+    """Short names: paths without their common parent."""
     absolute = [folder.resolve() for folder in folders]
     shared = Path(os.path.commonpath([path.parent for path in absolute]))
     return {folder: str(path.relative_to(shared)) for folder, path in zip(folders, absolute, strict=True)}
@@ -204,7 +204,7 @@ def _read_run(folder: Path, place: str, name: str, left_out: list[str]) -> Run:
 
 
 def _so_far(folder: Path, config: dict[str, Any]) -> RunResult:
-    """What the configuration of an unfinished run says about its result."""
+    """The result of an unfinished run, as far as its configuration tells."""
     try:
         data, model, method, run = (config[part] for part in ("data", "model", "method", "run"))
         known = {name: value for name, value in method.items() if name in MethodConfig.__annotations__}
@@ -241,7 +241,7 @@ def _anneals(name: str) -> bool:
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration by dotted names."""
+    """A nested configuration as one dictionary with dotted names."""
     found = dict[str, Any]()
     for name, value in content.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

@@ -1,7 +1,8 @@
 """Likelihoods by name: which data each is for, and the transform that they need. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mcvae.runs.naming import check_name
 
@@ -13,13 +14,13 @@ class LikelihoodEntry:
     """What a likelihood is for.
 
     Args:
-        builder: `module.function` below `mcvae.models.likelihoods`, called as `(datum, sigma)`.
+        builder: called as `(datum, sigma)`; `module.function` below `mcvae.models.likelihoods` is imported when needed.
         transforms: kinds of data it is for (pixels, counts, real), each with the transform that turns them into what
             it is a density of.
         description: one line for a person.
     """
 
-    builder: str
+    builder: str | Callable[..., Any]
     transforms: Mapping[str, str]
     description: str
 

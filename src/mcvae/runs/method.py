@@ -87,7 +87,7 @@ class Number(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A piece of a key that is one of some words, such as sigmoid.
+    """A piece of a key that is one word of several, such as sigmoid.
 
     Args:
         field: of `MethodConfig`.
@@ -144,7 +144,7 @@ class Method:
         return any(piece.field == "num_steps" for piece in self.pieces)
 
     def whole(self, config: MethodConfig) -> MethodConfig:
-        """The settings with the method's own choices where nothing is given."""
+        """The settings, with the method's defaults for those that are None."""
         own: dict[str, Any] = {"num_samples": 1, "bound": "elbo"} | self.own
         return replace(config, **{name: value for name, value in own.items() if getattr(config, name) is None})
 
@@ -361,7 +361,7 @@ def method_named(name: str) -> Method:
 
 
 class _Key(NamedTuple):
-    """A key taken apart."""
+    """A parsed key."""
 
     name: str
     method: Method
@@ -409,7 +409,7 @@ def _example(piece: Number | Choice) -> str:
 
 
 def key_of(config: MethodConfig) -> str:
-    """The key of settings: the shortest that `parse_key` reads back.
+    """The shortest key that `parse_key` turns back into these settings.
 
     >>> key_of(MethodConfig("a-mcvae", 3, schedule="sigmoid")), key_of(MethodConfig("iwae"))
     ('a-mcvae-sigmoid-k3', 'iwae-10')
@@ -424,7 +424,7 @@ def key_of(config: MethodConfig) -> str:
 
 
 def settled(config: MethodConfig) -> MethodConfig:
-    """The settings with a whole key, given as the name, taken apart; a setting that contradicts it is an error.
+    """Expand settings whose name is a whole key. Raise a ValueError if another setting contradicts the key.
 
     >>> settled(MethodConfig("l-mcvae-sigmoid-k3")).schedule
     'sigmoid'
@@ -453,7 +453,7 @@ def settled(config: MethodConfig) -> MethodConfig:
 
 
 def label_of(key: str) -> str:
-    """A key in the paper's words; what it does not know is shown as it is.
+    """A key in the paper's words; unknown parts are shown as they are.
 
     >>> label_of("l-mcvae-sigmoid-k5"), label_of("iwae-10"), label_of("a-mcvae-k5-n5-cv")
     ('L-MCVAE sigmoidal, K = 5', 'IWAE, K = 10', 'A-MCVAE, K = 5, 5 samples, leave one out')

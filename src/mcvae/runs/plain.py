@@ -1,4 +1,4 @@
-"""Plain files: written whole or not at all; read as data whose types are checked, with errors that name the file."""
+"""Plain files: written atomically, and read with checked types and errors that name the file."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class RunError(Exception):
-    """A run folder is not what it should be."""
+    """A run folder cannot be used; the message says why."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -113,7 +113,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def checked(kind: type[T], value: Any, place: str) -> T:
-    """`value`, read from a file, as a `kind`: a dataclass, or what its fields may be. Unknown keys are ignored.
+    """Check that a value read from a file is a `kind` (a dataclass, or a type of its fields). Ignore unknown keys.
 
     >>> from mcvae.runs.config import RunConfig
     >>> checked(RunConfig, {"epochs": 3}, "run").epochs
@@ -160,7 +160,7 @@ def _checked(kind: Any, value: Any, place: str, name: str) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for whatever is not one.
+    """The value as a finite number; None if it is not one.
 
     >>> number("1.5"), number(""), number("nan"), number(None)
     (1.5, None, None, None)

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcvae.runs.plain import RunError, read_rows, write_rows
+from mcvae.runs.plain import Row, RunError, number, read_rows, write_rows
 
-__all__ = ["Record", "Summary", "read_records", "summarise", "write_records"]
+__all__ = ["Record", "Summary", "paired", "read_records", "summarise", "write_records"]
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,7 @@ class Record:
     seconds: float | None = None
 
 
-_COLUMNS = (
-    "experiment",
-    "dataset",
-    "method",
-    "seed",
-    "epoch",
-    "metric",
-    "value",
-    "standard_error",
-    "paper",
-    "paper_deviation",
-    "protocol",
-    "evaluations",
-    "seconds",
-)
+_COLUMNS = [field.name for field in fields(Record)]
 _TEXTS = ("experiment", "dataset", "method", "metric", "protocol")
 
 
@@ -74,7 +60,7 @@ def read_records(path: Path) -> list[Record]:
     """Read a CSV file of `write_records`."""
     rows = read_rows(path)
     try:
-        return [Record(**{field.name: _parse(field.name, row[field.name]) for field in fields(Record)}) for row in rows]
+        return [Record(**{name: _parse(name, row[name]) for name in _COLUMNS}) for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is not a table of records: {error}. Remove it to measure again.") from None
 
@@ -85,6 +71,21 @@ def _parse(name: str, text: str) -> Any:
     if text == "":
         return None
     return int(text) if name in ("seed", "epoch") else float(text)
+
+
+def paired(first: list[Row], second: list[Row], column: str) -> tuple[float, float] | None:
+    """Mean and standard error of first − second over the rows of two tables; None if they do not match.
+
+    Images differ far more than methods do. Differences per image see the method, not the image.
+
+    >>> paired([{"bound": "1"}, {"bound": "3"}], [{"bound": "0"}, {"bound": "0"}], "bound")
+    (2.0, 1.0)
+    """
+    values = [(number(a.get(column)), number(b.get(column))) for a, b in zip(first, second, strict=False)]
+    differences = [a - b for a, b in values if a is not None and b is not None]
+    if not len(first) == len(second) == len(differences) > 1:
+        return None
+    return statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
 
 
 class Summary(NamedTuple):
@@ -105,6 +106,13 @@ class Summary(NamedTuple):
     paper_deviation: float | None
     evaluations: float | None
     seconds: float | None
+    largest: float
+    """Over seeds."""
+
+    @property
+    def spread(self) -> float | None:
+        """Deviation over seeds; of one seed, its standard error."""
+        return self.standard_error if self.deviation is None else self.deviation
 
 
 def summarise(records: Iterable[Record]) -> list[Summary]:
@@ -135,6 +143,7 @@ def _over_seeds(group: list[Record]) -> tuple[Any, ...]:
         group[0].paper_deviation,
         _mean(record.evaluations for record in group),
         _mean(record.seconds for record in group),
+        max(values),
     )
 
 

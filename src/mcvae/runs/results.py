@@ -1,4 +1,4 @@
-"""What training and evaluation found, as typed records: `result.json` of a run and of its snapshots."""
+"""Results of training and evaluation as typed records: `result.json` of a run and of its snapshots."""
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -96,10 +96,6 @@ class SnapshotResult:
     evaluation: EvaluationSummary | None = None
     evaluation_validation: EvaluationSummary | None = None
 
-    def on(self, split: str) -> EvaluationSummary | None:
-        """The evaluation on the test or the validation images."""
-        return self.evaluation if split == "test" else self.evaluation_validation
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(SnapshotResult):
@@ -147,7 +143,7 @@ def write_result(folder: Path, result: SnapshotResult) -> None:
 
 
 def with_evaluation(result: SnapshotResult, found: EvaluationSummary) -> SnapshotResult:
-    """The result with another evaluation of the split."""
+    """The result with the evaluation of a split replaced."""
     name = "evaluation" if found.split == "test" else "evaluation_validation"
     return replace(result, **{name: found})  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Run folders anywhere: what lies at a URL is worked on in a local copy, which is copied back; and their locks."""
+"""Run folders at a path or a URL, and their locks. A folder at a URL is used as a local copy and copied back."""
 
 import atexit
 import shutil
@@ -16,7 +16,7 @@ __all__ = ["RunFolder", "check_links", "held", "hold", "lock_of", "top_level"]
 
 
 def check_links(folder: Path) -> None:
-    """Refuse links in a run folder before writing to it: one that somebody sent might lead to other files of ours."""
+    """Raise a RunError if a run folder holds links: writing through one that came from elsewhere may destroy files."""
     for path in folder.rglob("*"):
         if path.is_symlink():
             raise RunError(
@@ -38,7 +38,7 @@ def lock_of(folder: Path, work: str) -> FileLock:
 
 @contextmanager
 def hold(folder: Path, work: Work, place: str) -> Iterator[None]:
-    """Keep other processes from the same work in this folder; a RunError if one is at it."""
+    """Hold the folder's lock for this work. Raise a RunError if another process has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_of(folder, work)
@@ -56,7 +56,7 @@ def hold(folder: Path, work: Work, place: str) -> Iterator[None]:
 
 
 def held(folder: Path, work: str) -> bool:
-    """Whether a process is at work in the folder."""
+    """Whether a process holds the folder's lock for this work."""
     if not (folder / f".{work}.lock").exists():
         return False
     try:
@@ -74,7 +74,7 @@ def top_level(name: str) -> bool:
 
 
 class RunFolder:
-    """A run folder as a local one.
+    """A local view of a run folder.
 
     A path is used as it is, `file://` included. Any other URL that fsspec knows (s3://, gs://, sftp://, memory://) is
     copied to a temporary folder; `push` copies back what has changed since.

@@ -15,6 +15,7 @@ from mcvae.core.estimator import AnnealedEstimator
 from mcvae.data import TRANSFORMS, Splits, Standardization, Transform
 from mcvae.data.conditions import Coding, plain, read_codings
 from mcvae.models import Datum, LatentVariableModel, build_model
+from mcvae.models.networks import linear_encoder
 from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config
 from mcvae.runs.likelihood import transform_for
 from mcvae.runs.method import MethodConfig, method_named
@@ -206,9 +207,11 @@ def _packed(tensors: dict[str, Tensor]) -> bytes:
 
 
 def _imported(path: str | None, trusted: bool) -> Any:
-    """The class or function at `module:name`."""
+    """The class or function at `module:name`, or an encoder of ours by its name."""
     if path is None:
         return None
+    if path == "linear":
+        return linear_encoder
     if not trusted and path not in os.environ.get("MCVAE_NETWORKS", "").split(","):
         raise RunError(
             f"the run uses the network {path} of your own, and nothing that a folder names is imported. If you trust "
