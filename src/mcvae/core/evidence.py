@@ -467,30 +467,35 @@ def diagnose_sandwich(
     pilot: Pilot,
     posterior_sample: Tensor,
     *,
+    reverse: Pilot | None = None,
     tolerance: float = 0.1,
     max_rows: int | None = None,
     generator: Generator | None = None,
 ) -> Sandwich:
-    """Both directions with frozen settings; see `sandwich_log_evidence` and `diagnose`."""
-    estimator = pilot.estimator
-    shape = (estimator.num_samples, *bridge.initial.batch_shape, *bridge.initial.event_shape)
+    """Both directions with frozen settings, those of `pilot` or, for chains that run in `reverse`, others.
+
+    See `sandwich_log_evidence` and `diagnose`.
+    """
+    back = pilot if reverse is None else reverse
+    number = back.estimator.num_samples
+    shape = (number, *bridge.initial.batch_shape, *bridge.initial.event_shape)
     if posterior_sample.shape not in (shape, shape[1:]):
         raise ValueError(
             f"posterior_sample must have shape [B, D] = {list(shape[1:])} or [S, B, D] = {list(shape)}, got "
             f"{list(posterior_sample.shape)}."
         )
     forward = diagnose(bridge, pilot, tolerance=tolerance, max_rows=max_rows, generator=generator)
-    parts = list(torch.split(posterior_sample.expand(shape), _portions(estimator.num_samples, max_rows, bridge)))
-    run, frame = pilot.bridge(bridge), pilot.frame
+    parts = list(torch.split(posterior_sample.expand(shape), _portions(number, max_rows, bridge)))
+    run, frame = back.bridge(bridge), back.frame
     parts = [exact if frame is None else frame.from_latents(exact) for exact in parts]
-    trajectories = [estimator.run_reverse(run, exact, generator=generator) for exact in parts]
-    reverse = _evidence(bridge, pilot, trajectories, tolerance)
-    reverse = reverse._replace(moved=torch.full_like(reverse.moved, torch.nan))
+    trajectories = [back.estimator.run_reverse(run, exact, generator=generator) for exact in parts]
+    found = _evidence(bridge, back, trajectories, tolerance)
+    found = found._replace(moved=torch.full_like(found.moved, torch.nan))
     if posterior_sample.dim() == 2:  # chains that share their start are not independent
-        unknown = torch.full_like(reverse.ess, torch.nan)
-        reverse = reverse._replace(standard_error=unknown, ess=unknown, pareto_k=unknown)
-    lower, upper = forward.log_evidence, -reverse.log_evidence
-    return Sandwich(lower, upper, upper - lower, forward, reverse)
+        unknown = torch.full_like(found.ess, torch.nan)
+        found = found._replace(standard_error=unknown, ess=unknown, pareto_k=unknown)
+    lower, upper = forward.log_evidence, -found.log_evidence
+    return Sandwich(lower, upper, upper - lower, forward, found)
 
 
 def _portions(num_samples: int, max_rows: int | None, bridge: Bridge, resample: Resampling | None = None) -> list[int]:

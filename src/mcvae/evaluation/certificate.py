@@ -44,9 +44,11 @@ class Certificate(NamedTuple):
     def verdict(self, doubts: list[tuple[str, ...]], tolerance: float) -> str:
         """One sentence on the set.
 
-        A few doubtful data in a hundred do not spoil a mean. A view contradicts only if it exceeds the tolerance by
-        more than its noise; without bounds from both sides nothing independent confirms.
+        A few doubtful data in a hundred do not spoil a mean, and noise of single data does not: what it costs the mean
+        is in the views. A view contradicts only if it exceeds the tolerance by more than its noise; without bounds from
+        both sides nothing independent confirms.
         """
+        doubts = [tuple(name for name in found if name != "noisy") for found in doubts]
         reasons = {
             "its chains are too few": self.bias,
             "more temperatures still change it": self.moved,

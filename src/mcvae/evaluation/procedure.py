@@ -290,14 +290,8 @@ class _Runner:
         number = min(4 * self.pilot.estimator.num_steps, self.protocol.max_steps)
         if self.protocol.num_steps != "auto" or not rows or number <= self.pilot.estimator.num_steps:
             return
-        tuned = pilot(
-            self.bridge(x[rows]),
-            kernel=self.kernel,
-            num_steps=number,
-            num_samples=self.protocol.num_samples,
-            tuning=self.pilot.tuning,
-        )
-        again = self._diagnosed(self.bridge(x[rows]), tuned, generator)
+        bridge = self.bridge(x[rows])
+        again = self._diagnosed(bridge, self._with(number, self.protocol.num_samples, bridge), generator)
         better = {
             "log_likelihood": again.log_evidence,
             "standard_error": again.standard_error,
@@ -312,6 +306,14 @@ class _Runner:
             columns[name][rows] = values.to(columns[name])
         for row, found, counts in zip(rows, again.doubts(), _histogram(again), strict=True):
             doubts[row], weights[row] = found, counts
+
+    def _with(self, num_steps: int, num_samples: int, bridge: Bridge) -> Pilot:
+        """The frozen plan with more temperatures, or other chains."""
+        if self.pilot.tuning is None:
+            return self.pilot
+        tuning = self.pilot.tuning
+        found = pilot(bridge, kernel=self.kernel, num_steps=num_steps, num_samples=num_samples, tuning=tuning)
+        return found._replace(moved=self.pilot.moved)
 
     def _rate_and_distortion(self, x: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """KL(q ‖ prior) and −E_q[log p(x | z)], by samples, `[B]` each."""
@@ -389,15 +391,23 @@ class _Runner:
         }
 
     def _sandwich(self, number: int) -> dict[str, Any]:
-        """Bounds from both sides on data that the model itself made, and importance sampling beside them."""
+        """Bounds from both sides on data that the model itself made, and importance sampling beside them.
+
+        The lower one is what this evaluation estimates. The upper one is there to measure it, and shall add little: of
+        few long chains it is tighter than of many short ones.
+        """
         assert self.first is not None
+        own = self.pilot.estimator
+        longer = self._with(_LONGER * own.num_steps, max(1, own.num_samples // _LONGER), self.bridge(self.first))
         latent_dim = self.model.encoder(self.first).event_shape[0]
         generator = self._generator("simulate", 0)
         lower, upper, others = list[Tensor](), list[Tensor](), list[dict[str, Tensor]]()
         x, z = self.model.simulate(number, latent_dim, generator=generator)
         for data, latents in zip(torch.split(x, 16), torch.split(z, 16), strict=True):
             bridge = self.bridge(data)
-            sandwich = diagnose_sandwich(bridge, self.pilot, latents, max_rows=self.max_rows, generator=generator)
+            sandwich = diagnose_sandwich(
+                bridge, self.pilot, latents, reverse=longer, max_rows=self.max_rows, generator=generator
+            )
             lower.append(sandwich.lower)
             upper.append(sandwich.upper)
             others.append(self._importance_sampling(bridge, generator))
@@ -417,6 +427,7 @@ class _Runner:
 
 
 _PILOT_DATA = 16
+_LONGER = 8  # times the temperatures, for chains that run in reverse
 _BOUND_REPEATS = 10  # so that the noise of the chains does not drown the differences between methods
 _NUMERIC = COLUMNS[1:-1]
 
