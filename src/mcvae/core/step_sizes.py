@@ -180,7 +180,7 @@ class ScoreScaled(StepSizes):
 
     Args:
         num_steps: K.
-        latent_dim: D.
+        latent_dim: D; unless it is given, the first update, which sees chains, makes a vector of the one number η₀.
         step_size: where η and η₀ start.
         target: ρ; the paper takes 0.8 for A-MCVAE and 0.9 for L-MCVAE.
         rate: gain of η₀.
@@ -194,7 +194,7 @@ class ScoreScaled(StepSizes):
     def __init__(
         self,
         num_steps: int,
-        latent_dim: int,
+        latent_dim: int | None = None,
         step_size: float = 0.01,
         *,
         target: float = 0.9,
@@ -205,7 +205,8 @@ class ScoreScaled(StepSizes):
         super().__init__()
         self.num_steps = num_steps
         self.target, self.rate, self.memory, self.epsilon = _probability(target), rate, memory, epsilon
-        self.register_buffer("values", _per_step(num_steps, torch.full((1, latent_dim), float(step_size))))
+        width = 1 if latent_dim is None else latent_dim
+        self.register_buffer("values", _per_step(num_steps, torch.full((1, width), float(step_size))))
         self.register_buffer("log_base", _per_step(num_steps, step_size).log())
 
     def forward(self, initial: Distribution | None = None) -> Tensor:
@@ -226,6 +227,13 @@ class ScoreScaled(StepSizes):
         self.log_base = self.log_base + self.rate * excess
         scaled = self.log_base.exp().unsqueeze(-1) / (self.epsilon + std.to(self.values))
         self.values = self.memory * self.values + (1 - self.memory) * scaled
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Take the latent dimension of what is loaded, unless it is known."""
+        loaded = state_dict.get(f"{prefix}values")
+        if isinstance(loaded, Tensor) and self.values.shape[1] == 1 and loaded.shape[:1] == self.values.shape[:1]:
+            self.values = self.values.expand(loaded.shape).clone()
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Show the settings in `repr`."""

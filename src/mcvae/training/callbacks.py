@@ -302,9 +302,8 @@ def _per_transition(measured: dict[str, Any], name: str) -> str:
 class Pictures(Callback):
     """Grids of samples and of reconstructions, as PNG."""
 
-    def __init__(self, folder: Path, images: Tensor, every: int, latent_dim: int, seed: int):
-        self.folder, self.images, self.every = folder / "pictures", images, every
-        self.latent_dim, self.seed = latent_dim, seed
+    def __init__(self, folder: Path, images: Tensor, every: int, seed: int):
+        self.folder, self.images, self.every, self.seed = folder / "pictures", images, every, seed
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw, if it is time."""
@@ -319,7 +318,7 @@ class Pictures(Callback):
         os.makedirs(self.folder, exist_ok=True)
         device = next(model.parameters()).device
         samples, reconstructions = self.folder / f"samples{suffix}.png", self.folder / f"reconstructions{suffix}.png"
-        save_grid(mean_images(model, 64, self.latent_dim, self.seed), samples)
+        save_grid(mean_images(model, 64, self.seed), samples)
         with torch.no_grad():
             originals = self.images[:32].to(next(model.parameters()))
             z = draw(model.encoder(originals), (), seeded_generator("reconstruct", self.seed, device=device))
@@ -328,11 +327,11 @@ class Pictures(Callback):
         return [samples, reconstructions]
 
 
-def mean_images(model: LatentVariableModel, number: int, latent_dim: int, seed: int) -> Tensor:
+def mean_images(model: LatentVariableModel, number: int, seed: int) -> Tensor:
     """Means of p(x | z) for z from the prior, `[number, C, H, W]`."""
     device = next(model.parameters()).device
     generator = seeded_generator("sample", seed, device=device)
     with torch.no_grad():
-        _, z = model.simulate(number, latent_dim, generator=generator)
+        _, z = model.simulate(number, generator=generator)
         mean: Tensor = model.decoder(z).mean
     return mean

@@ -328,7 +328,7 @@ def _pictures(folder: Path, images: Splits, config: TrainConfig) -> Pictures:
     shown = next(iter(batches(images, config, source)))
     if images.kind != "pixels" or config.data.transform == "keep" or images.given is not None:
         shown = shown[:0]  # not to be seen as a picture
-    return Pictures(folder, shown, config.run.pictures_every, config.model.latent_dim or 0, config.run.seed)
+    return Pictures(folder, shown, config.run.pictures_every, config.run.seed)
 
 
 def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer:
