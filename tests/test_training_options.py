@@ -11,13 +11,15 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import mcvae
+from mcvae import ScoreScaled
 from mcvae.cli import main
 from mcvae.models import build_model
 from mcvae.runs.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from mcvae.runs.discovery import find
 from mcvae.runs.method import MethodConfig
 from mcvae.runs.plain import RunError
 from mcvae.training.loading import load_run
-from mcvae.training.module import OPTIMIZERS, VariationalTraining
+from mcvae.training.module import OPTIMIZERS, DivergedError, VariationalTraining
 from mcvae.training.run import train
 
 
@@ -103,6 +105,53 @@ def test_training_stops_when_validation_does_not_improve_and_keeps_the_best(tmp_
     state = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
     weights = load_run(run)[0].state_dict()
     assert all(torch.equal(state[f"model.{name}"], value) for name, value in weights.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bounds", "patience", "reason"),
+    [
+        ([-30.0, math.nan, math.nan], 2, "cannot be evaluated any more"),
+        ([-math.inf, -math.inf], 1, "finite in no epoch"),
+        ([-math.inf, -math.inf, -math.inf], 2, "finite in no epoch"),
+        ([-30.0, -math.inf, -31.0], 2, None),
+        ([-30.0, -30.0], 1, None),
+    ],
+)
+def test_early_stopping_and_divergence_are_told_apart(bounds, patience, reason, tmp_path, monkeypatch):
+    """Both end a run before its last epoch; only one of them leaves weights to use."""
+
+    def validated(self, batch, batch_idx):
+        self._validation.append(torch.full((1,), bounds[self.current_epoch]))
+
+    monkeypatch.setattr(VariationalTraining, "validation_step", validated)
+    config = configuration(tmp_path / "run", epochs=20, patience=patience)
+    if reason is None:
+        train(config)
+    else:
+        with pytest.raises(DivergedError, match=reason):
+            train(config)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == ("finished" if reason is None else "diverged")
+    assert find([str(tmp_path)]).runs[0].state == ("trained" if reason is None else "diverged")
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        assert len(list(csv.DictReader(file))) == min(len(bounds), 1 + patience if bounds[0] == -30 else patience)
+
+
+@pytest.mark.slow
+def test_steps_that_are_too_long_shorten_instead_of_ending_the_run(tmp_path, capsys, monkeypatch):
+    """With a step size of 1e4 no chain survives, and no training step that is skipped could adapt it."""
+    config = configuration(tmp_path / "run", epochs=60)
+    config.method = MethodConfig("l-mcvae", num_steps=2, step_size=1e4)
+    train(config)
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert 0 < int(rows[-1]["skipped"]) < 20
+    assert float(rows[-1]["val_bound"]) > -60
+    monkeypatch.setattr(ScoreScaled, "shorten", lambda self: None)
+    config.run.folder = str(tmp_path / "stuck")
+    with pytest.raises(DivergedError):
+        train(config)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ Adapted step sizes are buffers. `forward` never changes them and `update` is the
 model leaves it as it was and a checkpoint holds everything.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import index
@@ -43,6 +44,9 @@ class StepSizes(nn.Module, ABC):
 
     def update(self, trajectory: Trajectory) -> None:
         """Adapt to what a trajectory showed. Called by `AnnealedEstimator.adapt`, never by `forward`."""
+
+    def shorten(self) -> None:
+        """Halve those that adapt: for a training step that came to nothing, because chains diverged."""
 
 
 class FixedStepSizes(StepSizes):
@@ -123,6 +127,10 @@ class RelativeStepSizes(StepSizes):
         """Let the relative ones adapt."""
         self.relative.update(trajectory)
 
+    def shorten(self) -> None:
+        """See `StepSizes`."""
+        self.relative.shorten()
+
 
 def standard_deviation(initial: Distribution) -> Tensor:
     """Scales of an initial distribution, `[B, D]`: by quantiles of samples for flows and heavy tails."""
@@ -167,6 +175,10 @@ class AcceptanceAdapted(StepSizes):
         """Move every step size towards the target acceptance."""
         excess = trajectory.acceptance.mean(1).to(self.log_values) - self.target
         self.log_values = self.log_values + self.rate * excess.reshape(-1, *[1] * (self.log_values.dim() - 1))
+
+    def shorten(self) -> None:
+        """See `StepSizes`."""
+        self.log_values = self.log_values - math.log(2)
 
     def extra_repr(self) -> str:
         """Show the settings in `repr`."""
@@ -227,6 +239,10 @@ class ScoreScaled(StepSizes):
         self.log_base = self.log_base + self.rate * excess
         scaled = self.log_base.exp().unsqueeze(-1) / (self.epsilon + std.to(self.values))
         self.values = self.memory * self.values + (1 - self.memory) * scaled
+
+    def shorten(self) -> None:
+        """See `StepSizes`."""
+        self.values, self.log_base = self.values / 2, self.log_base - math.log(2)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """Take the latent dimension of what is loaded, unless it is known."""

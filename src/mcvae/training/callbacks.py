@@ -234,9 +234,9 @@ class Metrics(Checkpoint):
         "seconds",
     )
 
-    def __init__(self, folder: Path, likelihood_every: int):
+    def __init__(self, folder: Path, likelihood_every: int, unit: str = "images"):
         super().__init__()
-        self.path, self.rows = folder / "metrics.csv", list[dict[str, Any]]()
+        self.path, self.rows, self.unit = folder / "metrics.csv", list[dict[str, Any]](), unit
         self.likelihood_every, self.seconds, self.images = likelihood_every, 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -287,7 +287,8 @@ class Metrics(Checkpoint):
         if trainer.is_global_zero:
             write_rows(self.path, self.columns, self.rows)
             if not sys.stderr.isatty():
-                shown = ", ".join(f"{k} {v:.4g}" for k, v in row.items() if not isinstance(v, str) and k != "epoch")
+                named = row | {"images": ""} | {self.unit: self.images}
+                shown = ", ".join(f"{k} {v:.4g}" for k, v in named.items() if not isinstance(v, str) and k != "epoch")
                 print(f"epoch {row['epoch']}/{trainer.max_epochs}: {shown}", file=sys.stderr, flush=True)
 
 

@@ -1,6 +1,7 @@
 """A training run from configuration to result: one folder, resumable at any epoch."""
 
 import logging
+import math
 import platform
 import shlex
 import shutil
@@ -227,7 +228,7 @@ def _assemble(config: TrainConfig, images: Splits, home: RunFolder, *, trusted: 
         compile=config.run.compile,
     )
     folder = home.path
-    metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
+    metrics, pictures = Metrics(folder, config.run.likelihood_every, images.unit), _pictures(folder, images, config)
     snapshots = Snapshots(
         config.run.snapshots,
         lambda epoch: save_model(snapshot_folder(folder, epoch), model, objective, config, images),
@@ -248,7 +249,7 @@ def _assemble(config: TrainConfig, images: Splits, home: RunFolder, *, trusted: 
     trainer = build_trainer(config, folder, callbacks)
     if config.data.batch_size % trainer.world_size:
         raise ValueError(
-            f"--data.batch_size counts the images of all processes and must be a multiple of their number, "
+            f"--data.batch_size counts the {images.unit} of all processes and must be a multiple of their number, "
             f"{trainer.world_size}; got {config.data.batch_size}."
         )
     return _Parts(trainer, module, metrics, pictures)
@@ -405,7 +406,7 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolde
     """Write the result, if training has reached its end."""
     rows, place = parts.metrics.rows, home.place
     reached = rows[-1]["epoch"] if rows else 0
-    stopped = any(isinstance(c, EarlyStopping) and c.stopped_epoch for c in _callbacks(parts.trainer))
+    stopped = any(isinstance(c, EarlyStopping) and c.wait_count >= c.patience for c in _callbacks(parts.trainer))
     if reached < config.run.epochs and not stopped:
         again = f"mcvae train --resume {shlex.quote(place)}"
         print(f"{place}: stopped after epoch {reached} of {config.run.epochs}. Continue: {again}")
@@ -413,7 +414,10 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolde
     if rows[-1]["train_bound"] == "":
         _give_up(parts, config, home, f"no step of epoch {reached} had a finite loss and gradient: all were skipped.")
     if rows[-1]["val_bound"] != rows[-1]["val_bound"]:  # NaN: the weights are ruined; one bad chain would give -inf
-        _give_up(parts, config, home, "the bound of validation images cannot be evaluated any more.")
+        _give_up(parts, config, home, f"the bound of validation {images.unit} cannot be evaluated any more.")
+    validated = [row["val_bound"] for row in rows if row["val_bound"] != ""]
+    if stopped and not any(map(math.isfinite, validated)):  # nothing was there to improve on
+        _give_up(parts, config, home, f"the bound of validation {images.unit} was finite in no epoch.")
     _choose_weights(parts, config, home)
     parts.model.float()  # whatever --trainer.precision was
     save_model(home.path, parts.model, parts.objective, config, images)
