@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -225,13 +227,43 @@ def test_networks_of_ones_own_are_imported_for_a_person_and_never_for_a_folder(t
     with pytest.raises(RunError, match="nothing that a folder names is imported.*MCVAE_NETWORKS"):
         mcvae.load(run)
     assert main(["evaluate", str(run), "--limit", "4"]) == 1
-    assert "MCVAE_NETWORKS" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("mcvae evaluate: the run uses networks of your own")
+    assert f"MCVAE_NETWORKS={','.join(paths.values())};" in told
+    (run / "result.json").unlink()
+    assert main(["train", "--resume", str(run)]) == 1
+    assert "nothing that a folder names is imported" in capsys.readouterr().err
+    again = ["train", "--config", str(run / "config.yaml"), "--run.folder", str(tmp_path / "again")]
+    with pytest.raises(SystemExit):  # the file, and not the person, names the code
+        main(again)
+    assert f"a file names the network {paths['encoder']}" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+    assert main([*again, *chosen]) == 0
     monkeypatch.setenv("MCVAE_NETWORKS", ",".join(paths.values()))
     model = mcvae.load(run)
     assert isinstance(model.encoder.network, OwnEncoder)
     assert isinstance(model.decoder.network, OwnDecoder)
     with pytest.raises(ValueError, match="'no_such:Thing' cannot be imported.*module:Class"):
         train(TrainConfig(model=ModelConfig(encoder="no_such:Thing"), run=RunConfig(folder=str(tmp_path / "no"))))
+
+
+@pytest.mark.slow
+def test_an_installed_command_finds_networks_in_the_folder_that_it_runs_in(tmp_path):
+    """A script's own folder comes first in sys.path, where python -m has the working directory."""
+    (tmp_path / "script").mkdir()
+    script = tmp_path / "script" / "mcvae"
+    script.write_text("import sys\nfrom mcvae.__main__ import main\nsys.exit(main())\n")
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def encoder(shape, latent_dim):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2 * latent_dim))\n"
+    )
+    options = ["--data.limit", "60", "--run.epochs", "1", "--method", "vae", "--model.encoder", "mine:encoder"]
+    done = subprocess.run(
+        [sys.executable, script, "train", *options], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "digits-vae-s0" / "result.json").exists()
 
 
 def test_layers_through_which_rows_influence_each_other_are_named():

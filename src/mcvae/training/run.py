@@ -125,7 +125,7 @@ def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, 
     return resolve(config, images.shape, images.kind, images.levels), images
 
 
-def train(config: TrainConfig | None = None, *, resume: str | Path | None = None) -> Path:
+def train(config: TrainConfig | None = None, *, resume: str | Path | None = None, trusted: bool = True) -> Path:
     """Train a model, or resume an interrupted run; return the run folder, or the local copy of one at a URL.
 
     A finished run is not trained again; weights that it has lost are restored. An interrupted one continues from its
@@ -134,6 +134,8 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     Args:
         config: what to train; ignored if `resume` is given.
         resume: folder of an interrupted run.
+        trusted: whether networks that the configuration names may be imported, if MCVAE_NETWORKS does not list them;
+            never for a run that is resumed.
     """
     if resume is None:
         assert config is not None, "give a configuration or a run to resume"
@@ -155,7 +157,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
             more = "Its lost weights are restored." if restored else "Nothing to do."
             print(f"{home.place} is finished: {config.run.epochs} epochs. {more}")
             return home.path
-    parts = _assemble(config, images, home, trusted=resume is None)
+    parts = _assemble(config, images, home, trusted=trusted and resume is None)
     with hold(home.path, "training", home.place) if parts.trainer.is_global_zero else nullcontext():
         if resume is None and parts.trainer.is_global_zero:  # other processes of a distributed run come here, too
             _create(home, config)
