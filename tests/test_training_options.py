@@ -6,9 +6,12 @@ import math
 import subprocess
 import sys
 import warnings
+from types import ModuleType
 
 import pytest
 import torch
+from lightning.pytorch import loggers
+from lightning.pytorch.loggers.logger import Logger
 from torch import nn
 from torch.distributions import Independent, Normal
 
@@ -187,15 +190,54 @@ def test_an_optimiser_and_warm_up_work_from_the_command_line(tmp_path):
     assert not trial.exists()
 
 
-def test_a_logger_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    import sys
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_that_is_not_installed_is_named(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, name, None)
+    where = ["--data.limit", "60", "--run.epochs", "1", "--run.folder", str(tmp_path / "run"), "--run.logger", name]
+    assert main(["train", *where]) == 1
+    told = capsys.readouterr().err
+    assert f"mcvae train: --run.logger {name} needs the extra '{name}': pip install 'mcvae[{name}]'" in told
+    assert not (tmp_path / "run").exists()
 
-    from mcvae._extras import MissingExtraError
-    from mcvae.training.run import _logger
 
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match="--run.logger wandb needs the extra 'wandb'"):
-        _logger(configuration(tmp_path, logger="wandb"), tmp_path)
+class Recorder(Logger):
+    """The interface of Lightning's loggers."""
+
+    def __init__(self, *names, **options):
+        self.options, self.logged = {"names": names, **options}, dict[str, list[float]]()
+        made.append(self)
+
+    name, version = "recorder", "0"
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        for key, value in metrics.items():
+            self.logged.setdefault(key, []).append(value)
+
+
+made: list[Recorder] = []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "class_name"), [("wandb", "WandbLogger"), ("mlflow", "MLFlowLogger")])
+def test_loggers_of_others_get_what_metrics_csv_gets(name, class_name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(loggers, class_name, Recorder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    config = configuration(tmp_path / "run", epochs=2, logger=name)
+    config.trainer = {}
+    run = train(config)
+    found = made.pop()
+    with open(run / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    for column in ("train_bound", "val_bound"):
+        assert found.logged[column] == pytest.approx([float(row[column]) for row in rows])
+    if name == "mlflow":  # a folder of files is no longer accepted there
+        assert found.options["tracking_uri"] == f"sqlite:///{run}/mlflow.db"
+    else:
+        assert found.options["save_dir"] == run
 
 
 class OwnEncoder(nn.Module):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 __all__ = ["sentence"]
 
-_MEANT = {"DataError", "RunError", "SweepError", "DivergedError", "MisconfigurationException"}
+_MEANT = {"DataError", "RunError", "SweepError", "DivergedError", "MisconfigurationException", "MissingExtraError"}
 """Errors that were written for a person, besides ValueError and OSError."""
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import platform
 import shlex
 import shutil
@@ -371,7 +372,10 @@ def _logger(config: TrainConfig, folder: Path) -> Any:
         if config.run.logger == "wandb":
             return loggers.WandbLogger(name=folder.name, save_dir=folder, project="mcvae")
         if config.run.logger == "mlflow":
-            return loggers.MLFlowLogger("mcvae", run_name=folder.name, tracking_uri=f"file:{folder / 'mlflow'}")
+            place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+            return loggers.MLFlowLogger(
+                "mcvae", run_name=folder.name, tracking_uri=place, artifact_location=str(folder.absolute() / "mlflow")
+            )
     if config.run.logger == "csv":
         return loggers.CSVLogger(folder, name="", version="curves")
     return TensorBoardLogger(folder, name="", version="tensorboard")
