@@ -287,7 +287,7 @@ class Metrics(Checkpoint):
         if trainer.is_global_zero:
             write_rows(self.path, self.columns, self.rows)
             if not sys.stderr.isatty():
-                named = row | {"images": ""} | {self.unit: self.images}
+                named = {self.unit if name == "images" else name: value for name, value in row.items()}
                 shown = ", ".join(f"{k} {v:.4g}" for k, v in named.items() if not isinstance(v, str) and k != "epoch")
                 print(f"epoch {row['epoch']}/{trainer.max_epochs}: {shown}", file=sys.stderr, flush=True)
 
