@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from mcvae.experiments.densities import load_target
-from mcvae.experiments.paper import POSTERIOR_METHODS
-from mcvae.experiments.posteriors import METHODS, cells, run
+from mcvae.experiments.densities import TARGETS, load_target
+from mcvae.experiments.paper import DENSITIES, ReproductionOptions
+from mcvae.experiments.posteriors import cells, run
 
 
 @pytest.mark.parametrize(("name", "width"), [("banana", 60.0), ("mixture-40", 60.0)])
@@ -49,4 +49,16 @@ def test_no_method_lies_above_the_evidence(tmp_path, method):
 def test_all_methods_have_a_cell_of_their_own():
     names = [cell.name for cell in cells("paper", 1)]
     assert len(names) == len(set(names)) == 8 * (1 + 8 * 4)
-    assert METHODS == POSTERIOR_METHODS
+    assert tuple(TARGETS) == DENSITIES
+
+
+def test_a_part_of_the_benchmark_can_be_chosen():
+    options = ReproductionOptions(preset="paper", methods=["vi", "cmcd-k8", "uha"], densities=["sonar"])
+    options.check("posteriors")
+    names = [cell.name for cell in cells("paper", 1, options.methods, options.densities)]
+    uha = [f"posterior-sonar-uha-k{number}-s0" for number in (8, 32, 64, 256)]
+    assert names == ["posterior-sonar-vi-k0-s0", "posterior-sonar-cmcd-k8-s0", *uha]
+    with pytest.raises(ValueError, match="K is one of"):
+        ReproductionOptions(methods=["cmcd-k7"]).check("posteriors")
+    with pytest.raises(ValueError, match="sonar"):
+        ReproductionOptions(densities=["sonr"]).check("posteriors")

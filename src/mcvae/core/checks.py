@@ -69,7 +69,7 @@ def check(
     highest = _Highest(bridge.log_joint)
     watched = replace(bridge, log_joint=highest)
     wide = replace(watched, initial=Widened(bridge.initial, WIDENING))
-    chains = min(64, max(16, 1024 // latents.shape[1]))  # many data share the cost
+    chains = min(256, max(16, 1024 // latents.shape[1]))  # many data share the cost
     walk = explore(wide, kernel, num_chains=chains, generator=generator)
     alive = walk.point.log_p > -torch.inf
     local, found, ended, steps = watched, walk.point.z, latents, walk.last_step(kernel, wide)

@@ -20,6 +20,7 @@ __all__ = ["CompiledLoop", "Repeated"]
 
 Values = tuple[Any, ...]
 """Tensors in a fixed order; None where one is absent."""
+_Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 Inputs = tuple[Tensor | Sequence[Tensor] | None, ...]
 """What turns read, in a fixed order: a tensor `[K, ...]`, or K tensors that need no gradient."""
 
@@ -38,8 +39,8 @@ class CompiledLoop:
 
     A turn is a pure function that computes all it returns. `fixed` may hold anything; tensors in it, also those that
     its functions close over, receive gradients. What is carried keeps its shapes, unless
-    there is one turn only. The gradient computes every turn
-    again, so that memory grows with what is carried and not with what a turn computes.
+    there is one turn only. Cheap operators are
+    computed again for the gradient, so that memory grows with what costly ones compute.
 
     Args:
         turn: a function without defaults and closures.
@@ -121,11 +122,26 @@ class _Layout(NamedTuple):
     carried: list[int | None]
     record: list[int | None]
 
+    @property
+    def handed_on(self) -> list[int]:
+        """Outputs that the next turn takes, each once."""
+        return sorted({place for place in self.carried if place is not None})
+
+    @property
+    def reported(self) -> list[int]:
+        """Outputs that are kept of every turn, each once."""
+        return sorted({place for place in self.record if place is not None})
+
+    def source(self, argument: int) -> int | None:
+        """The output that becomes this argument of the next turn."""
+        return self.carried[self.carry.index(argument)]
+
 
 class _Gradient(NamedTuple):
     """A compiled gradient of a turn."""
 
-    run: Callable[[list[Tensor]], Sequence[Tensor]]
+    run: _Compiled
+    """Takes what the turn saved, gradients of `outputs`, and sums so far for fixed arguments, to which it adds."""
     outputs: list[int]
     """Outputs that have a gradient."""
     arguments: list[int]
@@ -139,7 +155,7 @@ class _Graph:
         self.module = module
         self.layout: _Layout | None = None
         self.num_outputs = 0
-        self._forward: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+        self._forward: _Compiled | None = None
         self._gradient: _Gradient | None = None
 
     def find_layout(self, call: _Call, returned: tuple[Values, Values]) -> None:
@@ -170,131 +186,127 @@ class _Graph:
             with torch.random.fork_rng():  # inductor draws example values
                 self._compile(arguments)
         if self._gradient is None:
-            last, record, _ = self.run([argument.detach() for argument in arguments], rows, number, keep=False)
+            last, record, _ = self.run([argument.detach() for argument in arguments], rows, number)
+            flat = [*last, *record]
         else:
             stacked = [value for value in read if isinstance(value, Tensor) and value.requires_grad]
             flat = _Repeat.apply(  # type: ignore[no-untyped-call]
                 self, rows, number, len(arguments), *arguments, *stacked
             )
-            last = dict(zip(self.carried, flat, strict=False))
-            record = dict(zip(self.recorded, flat[len(self.carried) :], strict=True))
+        carried = dict(zip(layout.handed_on, flat, strict=False))
+        reported = dict(zip(layout.reported, flat[len(carried) :], strict=True))
         return Repeated(
-            tuple(None if place is None else last[place] for place in layout.carried),
-            tuple(None if place is None else record[place] for place in layout.record),
+            tuple(None if place is None else carried[place] for place in layout.carried),
+            tuple(None if place is None else reported[place] for place in layout.record),
         )
 
-    @property
-    def carried(self) -> list[int]:
-        """Outputs that are handed on, each once."""
-        assert self.layout is not None
-        return sorted({place for place in self.layout.carried if place is not None})
-
-    @property
-    def recorded(self) -> list[int]:
-        """Outputs that are reported, each once."""
-        assert self.layout is not None
-        return sorted({place for place in self.layout.record if place is not None})
-
     def run(
-        self, arguments: list[Tensor], rows: list[tuple[Tensor, ...]], number: int, *, keep: bool
-    ) -> tuple[dict[int, Tensor], dict[int, Tensor], list[list[Tensor]]]:
-        """Outputs of the last turn, those of all turns, and, to `keep`, the arguments of every turn."""
+        self, arguments: list[Tensor], rows: list[tuple[Tensor, ...]], number: int
+    ) -> tuple[list[Tensor], list[Tensor], list[Sequence[Tensor]]]:
+        """What the last turn hands on, what all turns report, and what every turn saved for its gradient."""
         assert self.layout is not None
         assert self._forward is not None
-        forward, kept = self._forward, list[list[Tensor]]()
-        places = [place for place in self.layout.inputs if place is not None]
+        layout, forward, size = self.layout, self._forward, self.num_outputs
+        read = list(zip((place for place in layout.inputs if place is not None), rows, strict=True))
         onward = [
             (place, source)
-            for place, source in zip(self.layout.carry, self.layout.carried, strict=False)
+            for place, source in zip(layout.carry, layout.carried, strict=False)
             if place is not None and source is not None
         ]
-        reports: list[list[Tensor]] = [[] for _ in self.recorded]
-        recorded = list(zip(reports, self.recorded, strict=True))
-        outputs: Sequence[Tensor] = ()
+        reports: list[list[Tensor]] = [[] for _ in layout.reported]
+        reported = list(zip(reports, layout.reported, strict=True))
+        saved, outputs = list[Sequence[Tensor]](), list[Tensor]()
         for turn in range(number):
-            for place, row in zip(places, rows, strict=True):
+            for place, row in read:
                 arguments[place] = row[turn]
-            if keep:
-                kept.append(list(arguments))
-            outputs = forward(list(arguments))
+            outputs = list(forward(arguments.copy()))
             for place, source in onward:
                 arguments[place] = outputs[source]
-            for report, source in recorded:
+            for report, source in reported:
                 report.append(outputs[source])
-        record = {place: torch.stack(report) for report, place in recorded}
-        return {place: outputs[place] for place in self.carried}, record, kept
+            if len(outputs) > size:
+                saved.append(outputs[size:])
+        return [outputs[place] for place in layout.handed_on], [torch.stack(report) for report in reports], saved
 
     def _compile(self, arguments: tuple[Tensor, ...]) -> None:
         assert self.layout is not None
         plain = [argument.detach() for argument in arguments]
-        self._forward = _compiled(lambda *flat: tuple(self.module(*flat)), plain)
         if not torch.is_grad_enabled() or not any(argument.requires_grad for argument in arguments):
+            traced, mode = _traced(self.module, plain)
+            self._forward = _compiled(traced, mode)
             return
         carry = [place for place in self.layout.carry if place is not None and plain[place].is_floating_point()]
         others = [*(place for place in self.layout.inputs if place is not None), *self.layout.fixed]
         wanted = carry + [place for place in others if arguments[place].requires_grad]
-        fixed = [place for place in wanted if place in self.layout.fixed]
+        own = sum(place not in self.layout.fixed for place in wanted)  # the rest is summed over the turns
 
-        def outputs_of(flat: Sequence[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
-            leaves = [value.detach().requires_grad_(place in wanted) for place, value in enumerate(flat)]
+        def outputs_of(primals: Sequence[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
+            leaves = [value.detach().requires_grad_(place in wanted) for place, value in enumerate(primals)]
             return leaves, self.module(*leaves)
 
         with torch.enable_grad():
             outputs = outputs_of(plain)[1]
         differentiable = [i for i, value in enumerate(outputs) if value.requires_grad]
 
-        def gradient(*flat: Tensor) -> tuple[Tensor, ...]:
-            size = len(plain)
-            tangents, sums = flat[size : size + len(differentiable)], flat[size + len(differentiable) :]
+        def joint(*flat: Tensor) -> list[Tensor]:
+            size = len(plain) + len(differentiable)
+            of_outputs, sums = flat[len(plain) : size], flat[size:]
             with torch.enable_grad():
-                leaves, outputs = outputs_of(flat[:size])
+                leaves, outputs = outputs_of(flat[: len(plain)])
                 found = torch.autograd.grad(
                     [outputs[i] for i in differentiable],
                     [leaves[place] for place in wanted],
-                    tangents,
+                    of_outputs,
                     materialize_grads=True,
                 )
-            own = len(wanted) - len(fixed)
-            return *found[:own], *(total + value for total, value in zip(sums, found[own:], strict=True))
+            totals = [total + value for total, value in zip(sums, found[own:], strict=True)]
+            return [*(value.detach() for value in outputs), *found[:own], *totals]
 
         tangents = [outputs[i].detach().contiguous() for i in differentiable]
-        run = _compiled(gradient, [*plain, *tangents, *(torch.zeros_like(plain[place]) for place in fixed)])
-        self._gradient = _Gradient(run, differentiable, wanted)
+        tangents += [torch.zeros_like(plain[place]) for place in wanted[own:]]
+        traced, mode = _traced(joint, [*plain, *tangents])
+        forward, backward = _partitioned(traced, len(plain), self.num_outputs, mode)
+        self._forward = _compiled(forward, mode)
+        self._gradient = _Gradient(_compiled(backward, mode), differentiable, wanted)
 
     def backward(
-        self, kept: list[list[Tensor]], last: dict[int, Tensor], record: dict[int, Tensor]
+        self, saved: list[Sequence[Tensor]], arguments: Sequence[Tensor], last: Sequence[Any], record: Sequence[Any]
     ) -> dict[int, Tensor | list[Tensor]]:
-        """Gradients by argument, given those of the last outputs and of all reports; a list of K for inputs."""
+        """Gradients by argument, given those of what was handed on and reported; a list of K for inputs."""
         assert self.layout is not None
         assert self._gradient is not None
         layout, (run, outputs, wanted) = self.layout, self._gradient
-        sources = dict(zip(layout.carry, layout.carried, strict=False))  # argument -> the output that becomes it
-        sums = [torch.zeros_like(kept[0][place]) for place in wanted if place in layout.fixed]
-        read = [place for place in wanted if place in layout.inputs]
-        carry = [place for place in wanted if place in sources]
-        per_turn: dict[int, list[Tensor]] = {place: [] for place in read}
-        reports = {place: value.contiguous().unbind() for place, value in record.items() if place in outputs}
-        handed = {place: value.contiguous() for place, value in last.items() if place in outputs}
-        zeros = {place: torch.zeros_like(value) for place, value in handed.items()}
-        for turn in reversed(range(len(kept))):
-            tangents = []
+        handed = {place: value.contiguous() for place, value in zip(layout.handed_on, last, strict=True)}
+        reports = {place: value.contiguous().unbind() for place, value in zip(layout.reported, record, strict=True)}
+        zeros = {place: torch.zeros_like(value) for place, value in handed.items() if place in outputs}
+        number = sum(place in layout.carry for place in wanted)
+        own = sum(place not in layout.fixed for place in wanted)
+        # Which gradients of arguments belong to an output of the turn before.
+        onward = [
+            (source, [i for i, place in enumerate(wanted[:number]) if layout.source(place) == source])
+            for source in zeros
+        ]
+        sums = [torch.zeros_like(arguments[place]) for place in wanted[own:]]
+        per_turn = list[Sequence[Tensor]]()
+        found: Sequence[Tensor] = ()
+        for turn in reversed(range(len(saved))):
+            tangents = list[Tensor]()
             for place in outputs:
-                if place in handed and place in reports:
-                    tangents.append(handed[place] + reports[place][turn])
-                else:
-                    tangents.append(handed[place] if place in handed else reports[place][turn])
-            found = run([*kept[turn], *tangents, *sums])
-            handed = dict(zeros)
-            for place, value in zip(carry, found, strict=False):
-                source = sources[place]
-                if source in handed:
-                    handed[source] = value if handed[source] is zeros[source] else handed[source] + value
-            for place, value in zip(read, found[len(carry) :], strict=False):
-                per_turn[place].append(value)
-            sums = list(found[len(carry) + len(read) :])
-        gradients: dict[int, Tensor | list[Tensor]] = {place: values[::-1] for place, values in per_turn.items()}
-        gradients.update(zip((place for place in wanted if place in layout.fixed), sums, strict=True))
-        gradients.update(zip(carry, found, strict=False))
+                both = place in handed and place in reports
+                tangent = handed[place] if place in handed else reports[place][turn]
+                tangents.append(tangent + reports[place][turn] if both else tangent)
+            found = run([*saved[turn], *tangents, *sums])
+            for source, places in onward:
+                total = found[places[0]] if places else zeros[source]
+                for i in places[1:]:
+                    total = total + found[i]
+                handed[source] = total
+            sums = list(found[own:])
+            per_turn.append(found[number:own])
+        gradients: dict[int, Tensor | list[Tensor]] = dict(zip(wanted[:number], found, strict=False))
+        inputs = zip(*reversed(per_turn), strict=True)
+        gradients.update(zip(wanted[number:own], map(list, inputs), strict=True))
+        gradients.update(zip(wanted[own:], sums, strict=True))
         return gradients
 
 
@@ -306,37 +318,29 @@ class _Repeat(torch.autograd.Function):
         ctx: Any, graph: _Graph, rows: list[tuple[Tensor, ...]], turns: int, number: int, *tensors: Tensor
     ) -> Any:
         assert graph._gradient is not None
+        assert graph.layout is not None
         # Within an operator, a row must not be a view of what needs a gradient.
         plain = [tuple(value.detach() for value in row) for row in rows]
-        last, record, ctx.kept = graph.run([value.detach() for value in tensors[:number]], plain, turns, keep=True)
-        ctx.graph, ctx.number, ctx.num_tensors = graph, number, len(tensors)
+        last, record, ctx.saved = graph.run([value.detach() for value in tensors[:number]], plain, turns)
+        ctx.graph, ctx.number = graph, number
         ctx.save_for_backward(*tensors[:number])  # torch then notices if one is changed in place
-        flat = [*last.values(), *record.values()]
+        flat, places = [*last, *record], [*graph.layout.handed_on, *graph.layout.reported]
         known = set(graph._gradient.outputs)
-        places = [*graph.carried, *graph.recorded]
         ctx.mark_non_differentiable(*(v for v, place in zip(flat, places, strict=True) if place not in known))
         return tuple(flat)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        graph, _ = ctx.graph, ctx.saved_tensors
-        split = len(graph.carried)
-        last = dict(zip(graph.carried, gradients[:split], strict=True))
-        record = dict(zip(graph.recorded, gradients[split:], strict=True))
-        found = graph.backward(ctx.kept, last, record)
+        graph, split = ctx.graph, len(ctx.graph.layout.handed_on)
+        found = graph.backward(ctx.saved, ctx.saved_tensors, gradients[:split], gradients[split:])
         of_arguments = [value if isinstance(value := found.get(i), Tensor) else None for i in range(ctx.number)]
         of_inputs = [torch.stack(value) for value in found.values() if isinstance(value, list)]
         return None, None, None, None, *of_arguments, *of_inputs
 
 
-def _compiled(
-    function: Callable[..., tuple[Tensor, ...]], example: list[Tensor]
-) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """Trace a flat function of tensors, and let inductor compile it: a call costs what its kernels cost."""
-    from torch._guards import TracingContext, tracing
-    from torch._inductor.compile_fx import compile_fx_inner
+def _traced(function: Callable[..., Sequence[Tensor]], example: list[Tensor]) -> tuple[GraphModule, Any]:
+    """A function of tensors as a graph of pure operators, and the fake tensors' mode that it was traced in."""
     from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.virtualized import V
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -353,10 +357,31 @@ def _compiled(
             raise NotImplementedError(f"the model draws random numbers ({operator}), which a chain cannot repeat.")
         if operator._schema.is_mutable:
             raise NotImplementedError(f"the model changes one of its tensors in place ({operator}).")
-    with V.set_fake_mode(mode), tracing(TracingContext(mode)):
+    return traced, mode
+
+
+def _partitioned(joint: GraphModule, num_inputs: int, num_outputs: int, mode: Any) -> tuple[GraphModule, GraphModule]:
+    """Split a turn and its gradient: cheap operators are computed again, the results of others saved."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    for number, node in enumerate(joint.graph.find_nodes(op="placeholder")):  # it goes by these names
+        node.target = f"{'primals' if number < num_inputs else 'tangents'}_{number}"
+    with mode:
+        return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=num_outputs)
+
+
+def _compiled(traced: GraphModule, mode: Any) -> _Compiled:
+    """Let inductor compile a graph: a call costs what its kernels cost."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    fake = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)), config.patch(size_asserts=False):
         compiled: Any = compile_fx_inner(traced, fake)
     # Its own call opens contexts for profiling and tuning, which costs as much as a small move.
-    run: Callable[[list[Tensor]], Sequence[Tensor]] = getattr(compiled, "current_callable", None) or compiled
+    run: _Compiled = getattr(compiled, "current_callable", None) or compiled
     return run
 
 

@@ -10,7 +10,15 @@ from mcvae.runs.config import check_range
 from mcvae.runs.method import parse_key
 from mcvae.runs.naming import check_name
 
-__all__ = ["NAMES", "POSTERIOR_METHODS", "ReproductionOptions", "paper_value", "paper_values"]
+__all__ = [
+    "DENSITIES",
+    "NAMES",
+    "POSTERIOR_METHODS",
+    "POSTERIOR_STEPS",
+    "ReproductionOptions",
+    "paper_value",
+    "paper_values",
+]
 
 NAMES = (
     "toy-posterior",
@@ -25,7 +33,19 @@ NAMES = (
 )
 """Of `EXPERIMENTS`, which needs torch."""
 POSTERIOR_METHODS = ("vi", "ula", "mcd", "cmcd", "uha", "ldvi", "cmcd-ud", "ais-mala", "smc")
-"""Of `posteriors.METHODS`, which needs torch."""
+"""Mean-field VI, methods that are trained, and two that a pilot tunes from the q of VI."""
+POSTERIOR_STEPS = (8, 32, 64, 256)
+DENSITIES = (
+    "funnel",
+    "banana",
+    "many-well",
+    "mixture-40",
+    "sonar",
+    "ionosphere",
+    "breast-cancer",
+    "cox-process",
+)
+"""Of `densities.TARGETS`, which needs torch."""
 
 
 @dataclass
@@ -36,7 +56,8 @@ class ReproductionOptions:
         preset: quick shows the effect within minutes on two cores (digits instead of MNIST); paper is the real thing.
         protocol: clean, or what the paper states (plain Adam, its short likelihood estimator).
         seeds: how many.
-        methods: only these, such as [vae,l-mcvae-linear-k5] (images) or [ula,cmcd] (posteriors).
+        methods: only these, such as [vae,l-mcvae-linear-k5] (images) or [ula,cmcd-k8] (posteriors).
+        densities: only these, such as [sonar,funnel] (posteriors).
         epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
         limit: test images to evaluate on (images).
     """
@@ -45,6 +66,7 @@ class ReproductionOptions:
     protocol: Literal["clean", "paper"] = "clean"
     seeds: int | None = None
     methods: list[str] | None = None
+    densities: list[str] | None = None
     epochs: list[int] | None = None
     limit: int | None = None
 
@@ -54,9 +76,14 @@ class ReproductionOptions:
         check_range("limit", self.limit, 2)
         for method in self.methods or ():
             if experiment == "posteriors":
-                check_name("method", method, POSTERIOR_METHODS)
+                name, _, steps = method.partition("-k")
+                check_name("method", name, POSTERIOR_METHODS)
+                if steps and (name == "vi" or steps not in map(str, POSTERIOR_STEPS)):
+                    raise ValueError(f"{method} is not measured: K is one of {POSTERIOR_STEPS}, and VI has none.")
             else:
                 parse_key(method)
+        for density in self.densities or ():
+            check_name("density", density, DENSITIES)
         epochs = self.epochs
         if epochs is not None and (not epochs or list(epochs) != sorted(set(epochs)) or epochs[0] < 1):
             raise ValueError(f"--epochs must increase, such as [10,30,100]; got {list(epochs)}.")

@@ -25,14 +25,13 @@ from mcvae.core.schedules import LearnedSchedule
 from mcvae.core.step_sizes import LearnedStepSizes, RelativeStepSizes
 from mcvae.experiments.cells import Cell
 from mcvae.experiments.densities import TARGETS, Target, load_target
+from mcvae.experiments.paper import POSTERIOR_METHODS, POSTERIOR_STEPS
 from mcvae.runs.records import Record
 
-__all__ = ["LEARNED", "METHODS", "cells", "published_elbo", "run"]
+__all__ = ["LEARNED", "cells", "published_elbo", "run"]
 
-LEARNED = ("ula", "mcd", "cmcd", "uha", "ldvi", "cmcd-ud")
+LEARNED = POSTERIOR_METHODS[1:-2]
 """Methods that are trained: step sizes, temperatures, networks and q together."""
-METHODS = ("vi", *LEARNED, "ais-mala", "smc")
-"""All methods: mean-field VI, the learned ones, and two that a pilot tunes from the q of VI."""
 SIZES: dict[str, dict[str, Any]] = {
     "quick": {"num_updates": 1000, "num_chains": 1000, "compile": False},
     "paper": {"num_updates": 15000, "num_chains": 4000, "compile": True},
@@ -40,10 +39,12 @@ SIZES: dict[str, dict[str, Any]] = {
 """The published numbers took 150,000 updates; ours a tenth."""
 
 
-def cells(preset: str, seeds: int, methods: Sequence[str] | None = None) -> list[Cell]:
+def cells(
+    preset: str, seeds: int, methods: Sequence[str] | None = None, densities: Sequence[str] | None = None
+) -> list[Cell]:
     """A cell per density, method, K and seed; K = 0 for VI."""
-    densities = ("funnel", "banana", "many-well", "mixture-40") if preset == "quick" else tuple(TARGETS)
-    steps = (8,) if preset == "quick" else (8, 32, 64, 256)
+    densities = densities or (_QUICK if preset == "quick" else tuple(TARGETS))
+    wanted = methods or POSTERIOR_METHODS
     return [
         Cell(
             f"posterior-{density}-{method}-k{number}-s{seed}",
@@ -51,11 +52,14 @@ def cells(preset: str, seeds: int, methods: Sequence[str] | None = None) -> list
             {"density": density, "method": method, "num_steps": number, "seed": seed} | SIZES[preset],
         )
         for density in densities
-        for method in METHODS
-        if methods is None or method in methods
-        for number in ((0,) if method == "vi" else steps)
+        for method in POSTERIOR_METHODS
+        for number in ((0,) if method == "vi" else POSTERIOR_STEPS)
+        if f"{method}-k{number}" in wanted or (method in wanted and (preset == "paper" or number in (0, 8)))
         for seed in range(seeds)
     ]
+
+
+_QUICK = ("funnel", "banana", "many-well", "mixture-40")
 
 
 @cache

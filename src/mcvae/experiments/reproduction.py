@@ -114,7 +114,7 @@ EXPERIMENTS = {
     ),
     "posteriors": Experiment(
         "The public benchmark of posteriors: bound and evidence of single densities",
-        lambda o: posteriors.cells(o.preset, o.seeds or 1, o.methods),
+        lambda o: posteriors.cells(o.preset, o.seeds or 1, o.methods, o.densities),
         ("elbo", "log_evidence"),
     ),
 }
