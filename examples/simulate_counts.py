@@ -4,8 +4,6 @@
 binomial counts with a dispersion for every gene: 3,000 cells, 100 genes, seven of ten counts 0.
 """
 
-import sys
-
 import numpy as np
 
 CELLS, GENES, TYPES, PROGRAMMES = {"train": 2000, "validation": 500, "test": 500}, 100, 5, 4
@@ -28,8 +26,7 @@ def simulate(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    path = sys.argv[1] if len(sys.argv) > 1 else "counts.npz"
     counts = simulate()
-    np.savez_compressed(path, **counts)
-    print(f"{path}: {', '.join(f'{name} {list(array.shape)}' for name, array in counts.items())}, ", end="")
+    np.savez_compressed("counts.npz", **counts)
+    print(f"counts.npz: {', '.join(f'{name} {list(array.shape)}' for name, array in counts.items())}, ", end="")
     print(f"{100 * (counts['train'] == 0).mean():.0f} % zeros, mean {counts['train'].mean():.2f}")
