@@ -21,9 +21,9 @@ def main() -> None:
     methods = {
         "VAE": mcvae.recipes.vae(),
         "IWAE, 10 samples": mcvae.recipes.iwae(10),
-        "L-MCVAE, K = 5": mcvae.recipes.l_mcvae(5, latent_dim=2),
-        "L-MCVAE, K = 20": mcvae.recipes.l_mcvae(20, latent_dim=2),
-        "A-MCVAE, K = 20": mcvae.recipes.a_mcvae(20, latent_dim=2),
+        "L-MCVAE, K = 5": mcvae.recipes.l_mcvae(5),
+        "L-MCVAE, K = 20": mcvae.recipes.l_mcvae(20),
+        "A-MCVAE, K = 20": mcvae.recipes.a_mcvae(20),
     }
     print(f"A ring, one datum, exact log p(x) = {exact:.3f}\n")
     print(f"{'method':<18}{'bound':>9}{'± s.e.':>9}{'gap':>9}{'evaluations':>13}")

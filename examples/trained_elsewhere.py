@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Independent, Normal
-from torch.nn import functional as F
+from torch.nn.functional import binary_cross_entropy_with_logits, relu
 
 import mcvae
 from mcvae.data import load_images
@@ -29,12 +29,12 @@ class PlainVAE(nn.Module):
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance of q."""
-        h = F.relu(self.hidden(x))
+        h = relu(self.hidden(x))
         return self.mean(h), self.log_variance(h)
 
     def decode(self, z: Tensor) -> Tensor:
         """Logits of the pixels."""
-        logits: Tensor = self.pixels(F.relu(self.back(z)))
+        logits: Tensor = self.pixels(relu(self.back(z)))
         return logits
 
 
@@ -45,7 +45,7 @@ def train(vae: PlainVAE, x: Tensor, epochs: int) -> None:
         for batch in x[torch.randperm(len(x))].split(100):
             mean, log_variance = vae.encode(batch)
             logits = vae.decode(mean + (0.5 * log_variance).exp() * torch.randn_like(mean))
-            bce = F.binary_cross_entropy_with_logits(logits, batch, reduction="sum")
+            bce = binary_cross_entropy_with_logits(logits, batch, reduction="sum")
             kl = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
             optimizer.zero_grad()
             ((bce + kl) / len(batch)).backward()

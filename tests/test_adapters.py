@@ -1,6 +1,7 @@
 """Models of other libraries: their evidence against quadrature, and their parts against their own numbers."""
 
 import math
+import warnings
 from types import SimpleNamespace
 
 import arviz
@@ -14,6 +15,7 @@ from torch import nn
 import mcvae
 from mcvae.adapters.from_pyro import from_pyro
 from mcvae.adapters.from_pythae import from_pythae
+from mcvae.adapters.from_scvi import from_scvi
 from mcvae.adapters.to_arviz import to_arviz
 
 EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
@@ -187,3 +189,194 @@ def test_what_is_not_pythae_is_refused():
         from_pythae(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="reconstruction_loss mse or bce, got 'l1'"):
         from_pythae(pythae_like("l1"))
+
+
+class _Genes(torch.distributions.Poisson):
+    """Like scvi's distributions: samples are drawn in inference mode."""
+
+    @torch.inference_mode()
+    def sample(self, sample_shape=torch.Size()):  # noqa: B008
+        return super().sample(sample_shape)
+
+
+class _ScviModule(nn.Module):
+    """What `from_scvi` uses of `scvi.module.VAE`: counts Poisson(library × softmax(W z + the batch's shift))."""
+
+    use_size_factor_key = False
+
+    def __init__(self, n_latent, n_genes, *, use_observed_lib_size, latent_distribution="normal"):
+        super().__init__()
+        self.n_latent, self.use_observed_lib_size = n_latent, use_observed_lib_size
+        self.weight = nn.Parameter(torch.randn(n_genes, n_latent))
+        self.shift = nn.Parameter(torch.randn(2, n_genes))
+        self.dropout = nn.Dropout(0.5)  # a module in training mode would be random
+        self.library_log_means, self.library_log_vars = torch.tensor([[2.0, 3.0]]), torch.tensor([[0.25, 0.5]])
+        simplex = latent_distribution == "ln"
+        self.z_encoder = SimpleNamespace(z_transformation=nn.Softmax(-1) if simplex else nn.Identity())
+
+    def _get_inference_input(self, tensors):
+        return {"x": tensors["X"], "batch_index": tensors["batch"]}
+
+    def inference(self, x, batch_index):
+        qz = torch.distributions.Normal(self.dropout(x.log1p() @ self.weight) / 10, 1.0)
+        library, ql = x.sum(1, keepdim=True).log(), None
+        if not self.use_observed_lib_size:
+            ql = torch.distributions.Normal(library, 0.5)
+        return {"z": qz.rsample(), "qz": qz, "ql": ql, "library": library}
+
+    def _get_generative_input(self, tensors, inference_outputs):
+        return {"z": inference_outputs["z"], "library": inference_outputs["library"], "batch_index": tensors["batch"]}
+
+    def generative(self, z, library, batch_index):
+        scale = (z @ self.weight.T + self.shift[batch_index[:, 0]]).softmax(-1)
+        return {"px": _Genes(library.exp() * scale, validate_args=False)}
+
+    def _compute_local_library_params(self, batch_index):
+        return self.library_log_means[0, batch_index], self.library_log_vars[0, batch_index]
+
+
+class _Scvi:
+    """What `from_scvi` uses of `scvi.model.SCVI`: minibatches by name, of which empty ones are left out."""
+
+    is_trained = True
+
+    def __init__(self, module, counts, batch):
+        self.module, self.counts, self.batch = module, counts, batch
+
+    def _validate_anndata(self, adata):
+        return adata if adata is not None else self.counts
+
+    def _make_data_loader(self, adata, indices, batch_size):
+        rows = torch.arange(len(adata)) if indices is None else torch.tensor(indices)
+        for some in rows.split(2):
+            yield {"X": adata[some], "batch": self.batch[some], "extra_continuous_covs": torch.zeros(len(some), 0)}
+
+
+def scvi_like(**settings):
+    torch.manual_seed(0)
+    module = _ScviModule(1 if not settings["use_observed_lib_size"] else 2, 4, **settings)
+    counts = torch.tensor([[3.0, 0.0, 5.0, 1.0], [0.0, 12.0, 2.0, 4.0], [1.0, 0.0, 0.0, 0.0]])
+    return _Scvi(module, counts, torch.tensor([[0], [1], [1]]))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_observed_lib_size": True},
+        {"use_observed_lib_size": True, "latent_distribution": "ln"},
+        {"use_observed_lib_size": False},
+    ],
+    ids=["observed-library", "simplex", "latent-library"],
+)
+def test_a_model_like_those_of_scvi_has_the_evidence_of_quadrature(settings):
+    theirs = scvi_like(**settings)
+    model, cells = from_scvi(theirs)
+    axis = torch.linspace(-7, 7, 401)
+    cell = 2 * math.log(float(axis[1] - axis[0]))
+    grid = torch.cartesian_prod(axis, axis)
+    prior = torch.distributions.Normal(0.0, 1.0).log_prob(grid).sum(1)
+    module, truth = theirs.module, []
+    for x, batch in zip(theirs.counts, theirs.batch, strict=True):
+        z, library = grid, x.sum().log()
+        if not settings["use_observed_lib_size"]:  # the library is 2 + 0.5 l, or 3 + √0.5 l in the second batch
+            z, library = grid[:, :1], (2 + 0.5 * grid[:, 1:]) if batch == 0 else (3 + 0.5**0.5 * grid[:, 1:])
+        if "latent_distribution" in settings:
+            z = z.softmax(-1)
+        rate = library.exp() * (z @ module.weight.T + module.shift[batch]).softmax(-1)
+        likelihood = torch.distributions.Poisson(rate).log_prob(x).sum(1)
+        truth.append(float((prior + likelihood).detach().logsumexp(0) + cell))
+    e = model.score(cells, num_steps=32, generator=torch.Generator().manual_seed(0))
+    error = e.log_evidence - torch.tensor(truth)
+    assert (error.abs() < 5 * e.standard_error + 1e-3).all(), e.verdict()
+    assert (e.standard_error < 0.2).all()
+    swapped = e.log_evidence[[1, 0, 2]] - torch.tensor(truth)
+    assert (swapped.abs() > 5 * e.standard_error)[:2].all()  # a cell with the conditions of another is seen
+
+
+def test_cells_of_scvi_are_evaluated_with_a_verdict_and_leave_the_stream_alone():
+    theirs = scvi_like(use_observed_lib_size=True)
+    model, cells = from_scvi(theirs, indices=[2, 0])
+    assert torch.equal(cells[:, :4], theirs.counts[[2, 0]])
+    before = torch.get_rng_state()
+    found = mcvae.evaluate(model, cells, simulated=8)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.summary["verdict"].startswith("converged")
+    x, z = model.simulate(5, generator=torch.Generator().manual_seed(0))
+    assert x.shape == (5, 4 + 2)
+    assert z.shape == (5, 2)
+
+
+def test_what_scvi_cannot_give_is_refused():
+    with pytest.raises(TypeError, match="whose module has inference; got Linear"):
+        from_scvi(nn.Linear(2, 2))
+    theirs = scvi_like(use_observed_lib_size=True)
+    theirs.counts[1] = 0
+    with pytest.raises(ValueError, match="cell 1 has no counts"):
+        from_scvi(theirs, indices=[0, 1])
+    theirs.is_trained = False
+    with pytest.raises(ValueError, match="not trained"):
+        from_scvi(theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_latent", "observed"), [(2, True), (1, False)])
+def test_a_trained_model_of_scvi_itself_has_the_evidence_of_quadrature(n_latent, observed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scvi = pytest.importorskip("scvi", reason="the extra scvi is not installed")
+        import anndata
+
+        torch.set_default_dtype(torch.float32)  # scvi knows no other
+        scvi.settings.seed = 0
+        random = np.random.default_rng(0)
+        mean = np.exp(0.7 * random.normal(size=(400, 2)) @ random.normal(size=(2, 30)) + 0.5)
+        data = anndata.AnnData(random.poisson(random.gamma(2, mean / 2)).astype(np.float32))
+        data.obs["donor"], data.obs["age"] = random.integers(0, 2, 400).astype(str), random.normal(size=400)
+        scvi.model.SCVI.setup_anndata(data, batch_key="donor", continuous_covariate_keys=["age"])
+        theirs = scvi.model.SCVI(data, n_latent=n_latent, gene_likelihood="nb", use_observed_lib_size=observed)
+        theirs.train(max_epochs=20, accelerator="cpu", enable_progress_bar=False, logger=False)
+        importance = theirs.get_marginal_ll(indices=list(range(8)), n_mc_samples=2000, return_mean=False)
+        model, cells = from_scvi(theirs, indices=range(8))
+    axis = torch.linspace(-7, 7, 281)
+    grid = torch.cartesian_prod(axis, axis)[:, None]
+    cell = 2 * math.log(float(axis[1] - axis[0]))
+    with torch.no_grad():
+        truth = torch.cat([model.log_joint(row[None], grid).double().logsumexp(0) + cell for row in cells])
+    e = model.score(cells, num_steps=64, generator=torch.Generator().manual_seed(0))
+    assert ((e.log_evidence - truth).abs() < 5 * e.standard_error + 1e-3).all(), e.verdict()
+    if observed:  # q is good then, and the density is that of scvi's own number
+        assert ((importance - truth).abs() < 0.3).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_a_trained_model_of_pythae_itself_is_evaluated(loss, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pythae = pytest.importorskip("pythae.models", reason="the extra pythae is not installed")
+        torch.manual_seed(0)
+        theirs = pythae.VAE(pythae.VAEConfig(input_dim=(1, 2, 3), latent_dim=2, reconstruction_loss=loss))
+        x = torch.rand(64, 1, 2, 3).round()
+        optimizer = torch.optim.Adam(theirs.parameters(), 1e-3)
+        for _ in range(50):
+            optimizer.zero_grad()
+            theirs({"data": x}).loss.backward()
+            optimizer.step()
+        model = from_pythae(theirs)
+        torch.manual_seed(1)
+        loss_of_theirs = torch.stack([theirs({"data": x}).loss.detach() for _ in range(200)])
+    bound = model.objective("vae")
+    ours = torch.stack(
+        [-bound(model.bridge(x), generator=torch.Generator().manual_seed(i)).bound.mean() for i in range(200)]
+    )
+    constant = 0.5 * 6 * math.log(2 * math.pi) if loss == "mse" else 0.0
+    difference = ours.detach().mean() - constant - loss_of_theirs.mean()
+    spread = (ours.var() + loss_of_theirs.var()).div(200).sqrt()
+    assert abs(float(difference)) < 5 * float(spread)
+    e = model.score(x[:4], num_steps=32, generator=torch.Generator().manual_seed(0))
+    axis = torch.linspace(-7, 7, 281)
+    grid = torch.cartesian_prod(axis, axis)[:, None]
+    with torch.no_grad():
+        truth = torch.cat([model.log_joint(row[None], grid).double().logsumexp(0) for row in x[:4]])
+    truth += 2 * math.log(float(axis[1] - axis[0]))
+    assert ((e.log_evidence - truth).abs() < 5 * e.standard_error + 1e-3).all()

@@ -41,7 +41,8 @@ def test_no_document_with_python_is_forgotten():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_examples_run(path, capsys):
+def test_examples_run(path, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where one writes a file
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out
 

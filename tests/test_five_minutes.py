@@ -84,7 +84,9 @@ def test_one_command_each_trains_evaluates_encodes_reconstructs_scores_and_sampl
     assert float(rows[-1]["val_bound"]) > float(rows[0]["val_bound"])  # it learns
 
     evaluated = call(capsys, "evaluate", run, *FAST, "--simulated", 0, "--compare_iwae", "false")
-    assert re.search(r"NLL \d+\.\d+ on \d+ test images", evaluated)
+    unit = "images" if data == "photos" else "rows"
+    assert re.search(rf"NLL \d+\.\d+ on \d+ test {unit}", evaluated)
+    assert f", {unit} " in said.err
     nll = json.loads((run / "result.json").read_text())["evaluation"]["nll"]
 
     assert "mean [" in call(capsys, "encode", run, data, "--out", tmp_path / "latents.npz", "--limit", 12)

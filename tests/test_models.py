@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Independent, MultivariateNormal, Normal
 
 import mcvae
-from mcvae.models import PPCA, LatentVariableModel, OneDimensional, Ring, log_integral
+from mcvae.models import PPCA, LatentVariableModel, OneDimensional, Ring, build_model, log_integral
 from support import generator, standard_errors_off
 
 
@@ -199,3 +199,23 @@ def test_training_recovers_the_model_and_monte_carlo_tightens_the_bound():
     assert min(gaps.values()) > 0
     assert gaps["l_mcvae"] < 0.8 * gaps["vae"]
     assert gaps["a_mcvae"] < 0.8 * gaps["vae"]
+
+
+@pytest.mark.parametrize("recipe", mcvae.recipes.__all__)
+def test_a_model_gives_recipes_the_sizes_they_ask_for(recipe):
+    model = build_model((4,), 2, kind="real", network="mlp", likelihood="gaussian")
+    x = torch.randn(3, 4)
+    options = {} if recipe in ("vae", "iwae") else {"num_steps": 2}
+    objective = model.objective(getattr(mcvae.recipes, recipe), x, **options)
+    estimate = objective(model.bridge(x))
+    estimate.loss.mean().backward()
+    objective.adapt(estimate)
+    networks = [part for part in objective.modules() if isinstance(part, mcvae.DriftNetwork)]
+    assert all((part.latent_dim, part.context_dim) == (2, 4) for part in networks)
+    assert bool(networks) == (recipe in ("mcd", "cmcd", "dbs", "ldvi", "cmcd_ud"))
+
+
+def test_a_key_takes_no_options():
+    model = build_model((4,), 2, kind="real", network="mlp", likelihood="gaussian")
+    with pytest.raises(TypeError, match="options are for recipes; .* Got num_steps"):
+        model.objective("l-mcvae-k3", num_steps=5)

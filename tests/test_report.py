@@ -143,7 +143,7 @@ def test_the_answer_comes_first_with_its_error_and_cost(folder):
     difference, error = (float(part) for part in answer.details.split("It is ")[2].split(" nats")[0].split(" ± "))
     assert abs(difference - 1.0) < 0.03  # than the VAE, image by image
     assert error < 0.03
-    assert "12 s and 10 model evaluations per image and step; vae took 12 s and 1." in answer.details
+    assert "12 s and 10 model evaluations per datum and step; vae took 12 s and 1." in answer.details
 
 
 def test_differences_within_the_noise_are_said_to_be(tmp_path):
@@ -168,11 +168,11 @@ def test_the_page_has_everything(page, folder):
     text = page.read_text()
     for words in (
         "iwae-10 explains the 40 test images best",
-        "Bound on validation images",
+        "Bound on validation data",
         "Step size by transition",
         "Every transition of runs/l-mcvae-k5",
         "Held-out bound by K",
-        "Held-out NLL by evaluations per image",
+        "Held-out NLL by evaluations per datum",
         "Held-out NLL by seconds",
         "Weights of the chains",
         "Effective sample size",

@@ -131,3 +131,23 @@ def test_an_estimator_stays_in_single_precision_where_a_model_is_in_half():
     adapted = mcvae.recipes.l_mcvae(3, 2).to(torch.bfloat16)
     assert adapted.step_sizes().dtype == torch.float32
     assert mcvae.recipes.l_mcvae(3, 2).double().step_sizes().dtype == torch.float64
+
+
+@pytest.mark.parametrize("recipe", ["l_mcvae", "a_mcvae", "uha", "ais_hmc"])
+def test_recipes_find_the_latent_dimension_when_they_adapt(recipe):
+    """Bit for bit what a recipe that was told it does; and what it learned can be loaded into a new one."""
+    build = getattr(mcvae.recipes, recipe)
+    told, found = build(3, 2), build(3)
+    for seed in range(3):
+        expected = told(stretched_bridge(), generator=generator(seed))
+        estimate = found(stretched_bridge(), generator=generator(seed))
+        assert torch.equal(estimate.bound, expected.bound)
+        told.adapt(expected)
+        found.adapt(estimate)
+        assert torch.equal(found.step_sizes(), told.step_sizes())
+    assert (found.step_sizes()[:, 0] > 1.1 * found.step_sizes()[:, 1]).all()  # a vector, not one number
+    fresh = build(3)
+    fresh.load_state_dict(found.state_dict())
+    assert torch.equal(fresh.step_sizes(), told.step_sizes())
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        build(3, 4).load_state_dict(found.state_dict())

@@ -3,21 +3,28 @@
 import csv
 import json
 import math
+import subprocess
+import sys
 import warnings
+from types import ModuleType
 
 import pytest
 import torch
+from lightning.pytorch import loggers
+from lightning.pytorch.loggers.logger import Logger
 from torch import nn
 from torch.distributions import Independent, Normal
 
 import mcvae
+from mcvae import ScoreScaled
 from mcvae.cli import main
 from mcvae.models import build_model
 from mcvae.runs.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from mcvae.runs.discovery import find
 from mcvae.runs.method import MethodConfig
 from mcvae.runs.plain import RunError
 from mcvae.training.loading import load_run
-from mcvae.training.module import OPTIMIZERS, VariationalTraining
+from mcvae.training.module import OPTIMIZERS, DivergedError, VariationalTraining
 from mcvae.training.run import train
 
 
@@ -106,6 +113,53 @@ def test_training_stops_when_validation_does_not_improve_and_keeps_the_best(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bounds", "patience", "reason"),
+    [
+        ([-30.0, math.nan, math.nan], 2, "cannot be evaluated any more"),
+        ([-math.inf, -math.inf], 1, "finite in no epoch"),
+        ([-math.inf, -math.inf, -math.inf], 2, "finite in no epoch"),
+        ([-30.0, -math.inf, -31.0], 2, None),
+        ([-30.0, -30.0], 1, None),
+    ],
+)
+def test_early_stopping_and_divergence_are_told_apart(bounds, patience, reason, tmp_path, monkeypatch):
+    """Both end a run before its last epoch; only one of them leaves weights to use."""
+
+    def validated(self, batch, batch_idx):
+        self._validation.append(torch.full((1,), bounds[self.current_epoch]))
+
+    monkeypatch.setattr(VariationalTraining, "validation_step", validated)
+    config = configuration(tmp_path / "run", epochs=20, patience=patience)
+    if reason is None:
+        train(config)
+    else:
+        with pytest.raises(DivergedError, match=reason):
+            train(config)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == ("finished" if reason is None else "diverged")
+    assert find([str(tmp_path)]).runs[0].state == ("trained" if reason is None else "diverged")
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        assert len(list(csv.DictReader(file))) == min(len(bounds), 1 + patience if bounds[0] == -30 else patience)
+
+
+@pytest.mark.slow
+def test_steps_that_are_too_long_shorten_instead_of_ending_the_run(tmp_path, capsys, monkeypatch):
+    """With a step size of 1e4 no chain survives, and no training step that is skipped could adapt it."""
+    config = configuration(tmp_path / "run", epochs=60)
+    config.method = MethodConfig("l-mcvae", num_steps=2, step_size=1e4)
+    train(config)
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert 0 < int(rows[-1]["skipped"]) < 20
+    assert float(rows[-1]["val_bound"]) > -60
+    monkeypatch.setattr(ScoreScaled, "shorten", lambda self: None)
+    config.run.folder = str(tmp_path / "stuck")
+    with pytest.raises(DivergedError):
+        train(config)
+
+
+@pytest.mark.slow
 def test_averaged_weights_are_saved_and_validated(tmp_path):
     runs = {
         name: train(configuration(tmp_path / name, OptimizerConfig(learning_rate=0.02, average=decay), epochs=3))
@@ -136,15 +190,54 @@ def test_an_optimiser_and_warm_up_work_from_the_command_line(tmp_path):
     assert not trial.exists()
 
 
-def test_a_logger_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    import sys
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_that_is_not_installed_is_named(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, name, None)
+    where = ["--data.limit", "60", "--run.epochs", "1", "--run.folder", str(tmp_path / "run"), "--run.logger", name]
+    assert main(["train", *where]) == 1
+    told = capsys.readouterr().err
+    assert f"mcvae train: --run.logger {name} needs the extra '{name}': pip install 'mcvae[{name}]'" in told
+    assert not (tmp_path / "run").exists()
 
-    from mcvae._extras import MissingExtraError
-    from mcvae.training.run import _logger
 
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match="--run.logger wandb needs the extra 'wandb'"):
-        _logger(configuration(tmp_path, logger="wandb"), tmp_path)
+class Recorder(Logger):
+    """The interface of Lightning's loggers."""
+
+    def __init__(self, *names, **options):
+        self.options, self.logged = {"names": names, **options}, dict[str, list[float]]()
+        made.append(self)
+
+    name, version = "recorder", "0"
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        for key, value in metrics.items():
+            self.logged.setdefault(key, []).append(value)
+
+
+made: list[Recorder] = []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "class_name"), [("wandb", "WandbLogger"), ("mlflow", "MLFlowLogger")])
+def test_loggers_of_others_get_what_metrics_csv_gets(name, class_name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(loggers, class_name, Recorder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    config = configuration(tmp_path / "run", epochs=2, logger=name)
+    config.trainer = {}
+    run = train(config)
+    found = made.pop()
+    with open(run / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    for column in ("train_bound", "val_bound"):
+        assert found.logged[column] == pytest.approx([float(row[column]) for row in rows])
+    if name == "mlflow":  # a folder of files is no longer accepted there
+        assert found.options["tracking_uri"] == f"sqlite:///{run}/mlflow.db"
+    else:
+        assert found.options["save_dir"] == run
 
 
 class OwnEncoder(nn.Module):
@@ -176,13 +269,43 @@ def test_networks_of_ones_own_are_imported_for_a_person_and_never_for_a_folder(t
     with pytest.raises(RunError, match="nothing that a folder names is imported.*MCVAE_NETWORKS"):
         mcvae.load(run)
     assert main(["evaluate", str(run), "--limit", "4"]) == 1
-    assert "MCVAE_NETWORKS" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "mcvae evaluate: the run uses networks of your own" in told
+    assert f"MCVAE_NETWORKS={','.join(paths.values())};" in told
+    (run / "result.json").unlink()
+    assert main(["train", "--resume", str(run)]) == 1
+    assert "nothing that a folder names is imported" in capsys.readouterr().err
+    again = ["train", "--config", str(run / "config.yaml"), "--run.folder", str(tmp_path / "again")]
+    with pytest.raises(SystemExit):  # the file, and not the person, names the code
+        main(again)
+    assert f"a file names the network {paths['encoder']}" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+    assert main([*again, *chosen]) == 0
     monkeypatch.setenv("MCVAE_NETWORKS", ",".join(paths.values()))
     model = mcvae.load(run)
     assert isinstance(model.encoder.network, OwnEncoder)
     assert isinstance(model.decoder.network, OwnDecoder)
     with pytest.raises(ValueError, match="'no_such:Thing' cannot be imported.*module:Class"):
         train(TrainConfig(model=ModelConfig(encoder="no_such:Thing"), run=RunConfig(folder=str(tmp_path / "no"))))
+
+
+@pytest.mark.slow
+def test_an_installed_command_finds_networks_in_the_folder_that_it_runs_in(tmp_path):
+    """A script's own folder comes first in sys.path, where python -m has the working directory."""
+    (tmp_path / "script").mkdir()
+    script = tmp_path / "script" / "mcvae"
+    script.write_text("import sys\nfrom mcvae.__main__ import main\nsys.exit(main())\n")
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def encoder(shape, latent_dim):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2 * latent_dim))\n"
+    )
+    options = ["--data.limit", "60", "--run.epochs", "1", "--method", "vae", "--model.encoder", "mine:encoder"]
+    done = subprocess.run(
+        [sys.executable, script, "train", *options], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "digits-vae-s0" / "result.json").exists()
 
 
 def test_layers_through_which_rows_influence_each_other_are_named():

@@ -26,6 +26,8 @@ EXTRAS = {
     "h5ad": ("h5py",),
     "pyro": ("pyro",),
     "arviz": ("arviz",),
+    "scvi": ("scvi",),
+    "pythae": ("pythae",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
 }

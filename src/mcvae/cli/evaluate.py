@@ -26,7 +26,7 @@ class Options(EvaluationSettings):
 
 
 def run(options: Options) -> None:
-    """Measure likelihood (AIS with HMC: pilot, freeze, run) and bound of trained runs on held-out images.
+    """Measure likelihood (AIS with HMC: pilot, freeze, run) and bound of trained runs on held-out data.
 
     An interrupted evaluation resumes where it left off when it is called again.
     """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 __all__ = ["sentence"]
 
-_MEANT = {"DataError", "RunError", "SweepError", "DivergedError", "MisconfigurationException"}
+_MEANT = {"DataError", "RunError", "SweepError", "DivergedError", "MisconfigurationException", "MissingExtraError"}
 """Errors whose message is meant for users, besides ValueError and OSError."""
 
 
@@ -25,7 +25,8 @@ def sentence(error: Exception) -> str:
         )
     if isinstance(error, RecursionError):
         return "the settings refer to themselves. Write them out."
-    if text and (type(error).__name__ in _MEANT or isinstance(error, ValueError | OSError)):
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if text and (kinds & _MEANT or isinstance(error, ValueError | OSError)):
         return text if text.endswith((".", "?", "!")) else f"{text}."
     frame = traceback.extract_tb(error.__traceback__)[-1]
     reason = " ".join(text.split())[:300]

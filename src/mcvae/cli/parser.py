@@ -12,6 +12,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from mcvae.runs.config import listed_networks
 from mcvae.runs.method import said_by
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
@@ -54,6 +55,8 @@ def parse(arguments: Sequence[str]) -> tuple[str, Callable[[Any], None], Any]:
         _refuse(f"mcvae {name}".strip(), _reason(error, name))
     module = import_module(COMMANDS[parsed.command])
     values.pop("config", None)
+    if "model" in values:
+        _check_networks(name, values["model"], given)
     return f"mcvae {parsed.command}", module.run, module.Options(**values)
 
 
@@ -123,6 +126,16 @@ def _check_options(name: str, parser: Any, arguments: Sequence[str]) -> None:
         allowed = option in known or (option.startswith(open_ended) and f"{option.partition('.')[0]}" in known)
         if is_option and not allowed and option.rstrip("+") not in known:
             _refuse(f"mcvae {name}", f"unknown option {option}.", option, sorted(known))
+
+
+def _check_networks(name: str, model: Any, arguments: Sequence[str]) -> None:
+    """Refuse code that a file names, such as the configuration of a run of somebody else."""
+    words = {word for argument in arguments for word in argument.partition("=")[::2]} | listed_networks()
+    for option in ("encoder", "decoder"):
+        network = getattr(model, option)
+        if network is not None and network not in words:
+            reason = f"a file names the network {network}, and nothing that a file names is imported."
+            _refuse(f"mcvae {name}", f"{reason} If you trust it, write --model.{option} {network}.")
 
 
 def _reason(error: Exception, command: str) -> str:

@@ -1,9 +1,12 @@
 """The methods of the paper and its successors, each a composition. Every part can be replaced by hand.
 
 >>> import mcvae
->>> objective = mcvae.recipes.l_mcvae(num_steps=5, latent_dim=64)
->>> objective = mcvae.recipes.a_mcvae(num_steps=3, latent_dim=64, schedule=mcvae.SigmoidSchedule)
+>>> objective = mcvae.recipes.l_mcvae(num_steps=5)
+>>> objective = mcvae.recipes.a_mcvae(num_steps=3, schedule=mcvae.SigmoidSchedule)
 >>> objective = mcvae.recipes.cmcd(num_steps=3, latent_dim=64, context_dim=784)
+
+Only recipes with networks of their own must know their sizes; `model.objective(mcvae.recipes.cmcd, x, num_steps=3)`
+takes them from a model and its data.
 
 With s = ∇log γ_β and networks u, r that start at 0, variances 2η (see `Langevin` and `Hamiltonian`):
 
@@ -69,7 +72,7 @@ def iwae(num_samples: int = 10, *, gradient: Gradient = "pathwise") -> AnnealedE
 
 def l_mcvae(
     num_steps: int,
-    latent_dim: int,
+    latent_dim: int | None = None,
     *,
     schedule: ScheduleFactory = LinearSchedule,
     interior: bool = False,
@@ -83,7 +86,7 @@ def l_mcvae(
 
     Args:
         num_steps: K.
-        latent_dim: D.
+        latent_dim: D; found by the first adaptation if None.
         schedule: `LinearSchedule`, `SigmoidSchedule` or `LearnedSchedule`.
         interior: temperatures k/K as in the paper (False), or k/(K+1) as in its public code (True).
         step_sizes: the paper's adaptive rule with ρ = 0.9 by default.
@@ -110,7 +113,7 @@ def l_mcvae(
 
 def a_mcvae(
     num_steps: int,
-    latent_dim: int,
+    latent_dim: int | None = None,
     *,
     schedule: ScheduleFactory = LinearSchedule,
     step_sizes: StepSizes | None = None,
@@ -123,7 +126,7 @@ def a_mcvae(
 
     Args:
         num_steps: K.
-        latent_dim: D.
+        latent_dim: D; found by the first adaptation if None.
         schedule: `LinearSchedule`, `SigmoidSchedule` or `LearnedSchedule`.
         step_sizes: the paper's adaptive rule with ρ = 0.8 by default.
         num_samples: chains per datum; one is enough for `stopped`, the paper's control variate takes five.
@@ -144,7 +147,7 @@ def a_mcvae(
 
 def uha(
     num_steps: int,
-    latent_dim: int,
+    latent_dim: int | None = None,
     *,
     num_leapfrog: int = 1,
     damping: float = 0.9,
@@ -160,7 +163,7 @@ def uha(
 
     Args:
         num_steps: K.
-        latent_dim: D.
+        latent_dim: D; found by the first adaptation if None.
         num_leapfrog: leapfrog steps per move.
         damping: share of the momentum that survives each move; 0 is uncorrected Hamiltonian Monte Carlo.
         learned_damping: whether the damping is a parameter.
@@ -321,7 +324,7 @@ def cmcd_ud(
 
 def ais_hmc(
     num_steps: int,
-    latent_dim: int,
+    latent_dim: int | None = None,
     *,
     num_leapfrog: int = 3,
     schedule: ScheduleFactory = LinearSchedule,
@@ -334,7 +337,7 @@ def ais_hmc(
 
     Args:
         num_steps: K.
-        latent_dim: D.
+        latent_dim: D; found by the first adaptation if None.
         num_leapfrog: leapfrog steps per move.
         schedule: as for `a_mcvae`.
         step_sizes: the paper's adaptive rule with ρ = 0.8 by default.

@@ -4,6 +4,7 @@ Adapted step sizes are buffers. `forward` never changes them and `update` is the
 model leaves it as it was and a checkpoint holds everything.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import index
@@ -43,6 +44,9 @@ class StepSizes(nn.Module, ABC):
 
     def update(self, trajectory: Trajectory) -> None:
         """Adapt to what a trajectory showed. Called by `AnnealedEstimator.adapt`, never by `forward`."""
+
+    def shorten(self) -> None:
+        """Halve those that adapt: for a training step that came to nothing, because chains diverged."""
 
 
 class FixedStepSizes(StepSizes):
@@ -123,6 +127,10 @@ class RelativeStepSizes(StepSizes):
         """Let the relative ones adapt."""
         self.relative.update(trajectory)
 
+    def shorten(self) -> None:
+        """See `StepSizes`."""
+        self.relative.shorten()
+
 
 def standard_deviation(initial: Distribution) -> Tensor:
     """Scales of an initial distribution, `[B, D]`: by quantiles of samples for flows and heavy tails."""
@@ -168,6 +176,10 @@ class AcceptanceAdapted(StepSizes):
         excess = trajectory.acceptance.mean(1).to(self.log_values) - self.target
         self.log_values = self.log_values + self.rate * excess.reshape(-1, *[1] * (self.log_values.dim() - 1))
 
+    def shorten(self) -> None:
+        """See `StepSizes`."""
+        self.log_values = self.log_values - math.log(2)
+
     def extra_repr(self) -> str:
         """Show the settings in `repr`."""
         return f"target={self.target}"
@@ -180,7 +192,7 @@ class ScoreScaled(StepSizes):
 
     Args:
         num_steps: K.
-        latent_dim: D.
+        latent_dim: D; unless it is given, the first update, which sees chains, makes a vector of the one number η₀.
         step_size: where η and η₀ start.
         target: ρ; the paper takes 0.8 for A-MCVAE and 0.9 for L-MCVAE.
         rate: gain of η₀.
@@ -194,7 +206,7 @@ class ScoreScaled(StepSizes):
     def __init__(
         self,
         num_steps: int,
-        latent_dim: int,
+        latent_dim: int | None = None,
         step_size: float = 0.01,
         *,
         target: float = 0.9,
@@ -205,7 +217,8 @@ class ScoreScaled(StepSizes):
         super().__init__()
         self.num_steps = num_steps
         self.target, self.rate, self.memory, self.epsilon = _probability(target), rate, memory, epsilon
-        self.register_buffer("values", _per_step(num_steps, torch.full((1, latent_dim), float(step_size))))
+        width = 1 if latent_dim is None else latent_dim
+        self.register_buffer("values", _per_step(num_steps, torch.full((1, width), float(step_size))))
         self.register_buffer("log_base", _per_step(num_steps, step_size).log())
 
     def forward(self, initial: Distribution | None = None) -> Tensor:
@@ -226,6 +239,17 @@ class ScoreScaled(StepSizes):
         self.log_base = self.log_base + self.rate * excess
         scaled = self.log_base.exp().unsqueeze(-1) / (self.epsilon + std.to(self.values))
         self.values = self.memory * self.values + (1 - self.memory) * scaled
+
+    def shorten(self) -> None:
+        """See `StepSizes`."""
+        self.values, self.log_base = self.values / 2, self.log_base - math.log(2)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Take the latent dimension of what is loaded, unless it is known."""
+        loaded = state_dict.get(f"{prefix}values")
+        if isinstance(loaded, Tensor) and self.values.shape[1] == 1 and loaded.shape[:1] == self.values.shape[:1]:
+            self.values = self.values.expand(loaded.shape).clone()
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Show the settings in `repr`."""

@@ -88,6 +88,11 @@ class Splits:
         return "real" if self.train.is_floating_point() else "counts"
 
     @property
+    def unit(self) -> str:
+        """What a person calls them."""
+        return "images" if self.kind == "pixels" else "rows"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one datum: channels, height and width of an image, the number of columns of a table."""
         return tuple(self.train.shape[1:])

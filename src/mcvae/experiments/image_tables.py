@@ -105,7 +105,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     if (folder / "config.yaml").exists():
         train(resume=folder)
     else:
-        train(config)
+        train(config, trusted=False)  # the configuration may come from a file
     records = []
     for epoch in [*config.run.snapshots, config.run.epochs]:
         last = epoch == config.run.epochs

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -101,26 +102,40 @@ class LatentVariableModel(nn.Module):
             return self._latent_dim
         return self.prior_like(torch.empty(0)).event_shape[0]
 
-    def objective(self, method: str, x: Tensor | None = None) -> AnnealedEstimator:
+    def objective(
+        self, method: str | Callable[..., AnnealedEstimator], x: Tensor | None = None, **options: Any
+    ) -> AnnealedEstimator:
         """The estimator of a method such as "l-mcvae-sigmoid-k5", sized for this model; see `mcvae methods`.
 
         Args:
-            method: its key.
+            method: its key, or a recipe such as `mcvae.recipes.cmcd`.
             x: data, which models that do not know their latent dimension encode to find out, and whose size amortised
                 methods such as "mcd-k5" ask for.
+            options: of the recipe, such as num_steps.
 
+        >>> import mcvae
         >>> from mcvae.models import build_model
-        >>> build_model((4,), 2, kind="real", network="mlp", likelihood="student-t").objective("l-mcvae-k3").num_steps
+        >>> model = build_model((4,), 2, kind="real", network="mlp", likelihood="student-t")
+        >>> model.objective("l-mcvae-k3").num_steps
+        3
+        >>> model.objective(mcvae.recipes.cmcd, torch.zeros(5, 4), num_steps=3).num_steps
         3
         """
-        config = parse_key(method)
         latent_dim = self.latent_dim
         if latent_dim is None and x is not None:
             with torch.no_grad():
                 latent_dim = self.encoder(x[:1]).event_shape[0]
         if latent_dim is None:
             raise ValueError("this model does not know its latent dimension: build it with latent_dim=..., or give x.")
-        return method_named(config.name).build(config, latent_dim, 0 if x is None else x[0].numel())
+        context_dim = 0 if x is None else x[0].numel()
+        if not isinstance(method, str):
+            sizes = {"latent_dim": latent_dim, "context_dim": context_dim}
+            asked = signature(method).parameters
+            return method(**{name: size for name, size in sizes.items() if name in asked} | options)
+        if options:
+            raise TypeError(f"options are for recipes; the key {method!r} says everything. Got {', '.join(options)}.")
+        config = parse_key(method)
+        return method_named(config.name).build(config, latent_dim, context_dim)
 
     def encode(self, x: Tensor) -> "Latents":
         """Mean and scale of q(z | x) for data `[B, ...]`, `[B, D]` each; of a flow, from 256 samples.

@@ -144,7 +144,7 @@ class TableCell(NamedTuple):
 
 def comparison(found: list[Group]) -> Table:
     """The table for a terminal: held-out bound, likelihood and cost of every group."""
-    table = Table(title="Held-out images, in nats, ± standard error over images and seeds")
+    table = Table(title="Held-out data, in nats, ± standard error over data and seeds")
     columns, body = rows(found)
     for column in columns:
         table.add_column(column, justify="left" if column in ("run", "data", "method") else "right")
@@ -203,7 +203,7 @@ def certificate(name: str, found: EvaluationSummary) -> str:
     """
     low, high = found.nll_interval or (None, None)
     lines = [
-        f"{name}: NLL {_told(found.nll)} on {found.num_images} {found.split} images, 95 % interval "
+        f"{name}: NLL {_told(found.nll)} on {found.num_images} {found.split} {found.unit}, 95 % interval "
         f"[{_told(low)}, {_told(high)}] (of its standard error {_told(found.nll_se, 3)}, the chains cause "
         f"{_told(found.nll_se_chains, 3)}).",
         f"  {found.verdict[:1].upper()}{found.verdict[1:]}.",
@@ -222,7 +222,7 @@ def certificate(name: str, found: EvaluationSummary) -> str:
     both = found.sandwich
     if both is not None:
         lines.append(
-            f"  On {both.num_images} simulated images log p lies in [{both.lower:.2f}, {both.upper:.2f}], gap "
+            f"  On {both.num_images} simulated {found.unit} log p lies in [{both.lower:.2f}, {both.upper:.2f}], gap "
             f"{both.gap:.3f} ± {both.gap_se:.3f}."
         )
         if both.importance is not None:
@@ -270,11 +270,13 @@ def answers(found: list[Group]) -> list[Answer]:
 def _answer(images: tuple[str, ...], members: list[Group]) -> Answer:
     data, *_, split, count = images
     best, *others = members
+    assert best.runs[0].evaluation is not None
+    unit = best.runs[0].evaluation.unit
     nll = "NLL {:.2f} ± {:.2f} nats".format(*_nll(best))
     seeds = f" over {len(best.runs)} seeds" if len(best.runs) > 1 else ""
     details, plain = list[str](), [group for group in others if group.runs[0].key == "vae"]
     if others:
-        headline = f"{data}: {best.label} explains the {count} {split} images best, with {nll}{seeds}."
+        headline = f"{data}: {best.label} explains the {count} {split} {unit} best, with {nll}{seeds}."
         for other in [others[0], *plain[: plain[:1] != others[:1]]]:
             difference, error = _advantage(best, other)
             doubt = "" if difference > 2 * error else ", which is within the noise"
@@ -282,7 +284,7 @@ def _answer(images: tuple[str, ...], members: list[Group]) -> Answer:
         reference = plain[0] if plain else others[0]
         details.append(f"{_cost(best)}; {reference.label} took {_cost(reference, short=True)}.")
     else:
-        headline = f"{data}: {best.label} has {nll}{seeds} on {count} {split} images."
+        headline = f"{data}: {best.label} has {nll}{seeds} on {count} {split} {unit}."
         details.append("No other method was evaluated on them.")
     tightest = max(members, key=lambda group: group.mean("bound") or -math.inf)
     if tightest is not best:
@@ -317,4 +319,4 @@ def _cost(group: Group, *, short: bool = False) -> str:
     seconds, times = statistics.fmean(run.result.seconds for run in group.runs), group.runs[0].cost
     if short:
         return f"{seconds:.0f} s and {times}"
-    return f"Training took {seconds:.0f} s and {times} model evaluations per image and step"
+    return f"Training took {seconds:.0f} s and {times} model evaluations per datum and step"

@@ -44,8 +44,8 @@ def _curves(runs: list[Run], style: dict[str, int]) -> list[Chart]:
     """Training curves, and where acceptance and step size of the transitions ended."""
     titles = {
         "train_bound": ("Bound in training", "bound, nats", True),
-        "val_bound": ("Bound on validation images", "bound, nats", True),
-        "val_nll": ("NLL on validation images", "NLL, nats", False),
+        "val_bound": ("Bound on validation data", "bound, nats", True),
+        "val_nll": ("NLL on validation data", "NLL, nats", False),
         "acceptance": ("Acceptance", "acceptance", False),
         "step_size": ("Step size", "step size", False),
     }
@@ -110,7 +110,7 @@ def _against_cost(runs: list[Run], style: dict[str, int]) -> list[Chart]:
     if len(runs) < 2:
         return []
     costs: dict[str, Callable[[Run, Row], float | None]] = {
-        "evaluations per image": lambda run, row: (_epoch(row) or 0.0) * run.cost or None,
+        "evaluations per datum": lambda run, row: (_epoch(row) or 0.0) * run.cost or None,
         "seconds": lambda run, row: number(row.get("seconds")) or None,
     }
     charts = list[Chart | None]()
@@ -146,7 +146,7 @@ def _weights(runs: list[Run], style: dict[str, int]) -> list[Chart]:
             known = [value / unit for row in run.images if (value := number(row.get(column))) is not None]
             if known:
                 to.append(Series(run.name, style[run.name], *_histogram(known, low, high)))
-    share = "% of images"
+    share = "% of data"
     return _present(
         [
             chart("Weights of the chains", "log w − log mean w, nats", "% of chains", weights, kind="steps"),

@@ -143,7 +143,7 @@ def _notes(found: Sequence[Summary], with_paper: bool) -> list[str]:
         few, many = min(seeds), max(seeds)
         notes.append(f"± standard deviation over {many if few == many else f'{few} to {many}'} seeds.")
     if min(seeds) == 1:
-        notes.append("One seed: ± standard error within the run (images, chains or replicates).")
+        notes.append("One seed: ± standard error within the run (data, chains or replicates).")
     if with_paper:
         notes.append("Paper: mean ± standard deviation over 5 seeds, with its own likelihood estimator.")
     return notes

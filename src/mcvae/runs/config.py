@@ -1,6 +1,7 @@
 """What a run is, as plain data: read from YAML and the command line, written to `config.yaml`. Imports no torch."""
 
 import math
+import os
 import re
 from argparse import ArgumentError
 from dataclasses import asdict, dataclass, field, fields
@@ -27,6 +28,7 @@ __all__ = [
     "check",
     "check_range",
     "default_folder",
+    "listed_networks",
     "parse_config",
     "read_config",
     "resolve",
@@ -270,6 +272,11 @@ class EvaluationSettings:
         where = ("memory", "device", "processes", "epoch", "split", "simulated", "compare_iwae")
         plain = asdict(EvaluationSettings())
         return {name: value for name, value in asdict(self).items() if name not in where and value != plain.get(name)}
+
+
+def listed_networks() -> set[str]:
+    """Networks that the person at the computer trusts: what MCVAE_NETWORKS lists, separated by commas."""
+    return {name for name in os.environ.get("MCVAE_NETWORKS", "").split(",") if name}
 
 
 def default_folder(config: TrainConfig) -> str:

@@ -42,9 +42,11 @@ class WeightCounts:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """What `mcvae evaluate` found on a set of images; see `mcvae.evaluate`. A number that is not known is None."""
+    """What `mcvae evaluate` found on held-out data; see `mcvae.evaluate`. A number that is not known is None."""
 
     num_images: int | None = None
+    unit: str = "images"
+    """What one counts: "images", or "rows" of data that are not images."""
     split: str = "test"
     verdict: str = "not converged: it has no verdict"
     nll: float | None = None

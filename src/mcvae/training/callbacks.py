@@ -234,9 +234,9 @@ class Metrics(Checkpoint):
         "seconds",
     )
 
-    def __init__(self, folder: Path, likelihood_every: int):
+    def __init__(self, folder: Path, likelihood_every: int, unit: str = "images"):
         super().__init__()
-        self.path, self.rows = folder / "metrics.csv", list[dict[str, Any]]()
+        self.path, self.rows, self.unit = folder / "metrics.csv", list[dict[str, Any]](), unit
         self.likelihood_every, self.seconds, self.images = likelihood_every, 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -287,7 +287,8 @@ class Metrics(Checkpoint):
         if trainer.is_global_zero:
             write_rows(self.path, self.columns, self.rows)
             if not sys.stderr.isatty():
-                shown = ", ".join(f"{k} {v:.4g}" for k, v in row.items() if not isinstance(v, str) and k != "epoch")
+                named = {self.unit if name == "images" else name: value for name, value in row.items()}
+                shown = ", ".join(f"{k} {v:.4g}" for k, v in named.items() if not isinstance(v, str) and k != "epoch")
                 print(f"epoch {row['epoch']}/{trainer.max_epochs}: {shown}", file=sys.stderr, flush=True)
 
 
@@ -302,9 +303,8 @@ def _per_transition(measured: dict[str, Any], name: str) -> str:
 class Pictures(Callback):
     """Grids of samples and of reconstructions, as PNG."""
 
-    def __init__(self, folder: Path, images: Tensor, every: int, latent_dim: int, seed: int):
-        self.folder, self.images, self.every = folder / "pictures", images, every
-        self.latent_dim, self.seed = latent_dim, seed
+    def __init__(self, folder: Path, images: Tensor, every: int, seed: int):
+        self.folder, self.images, self.every, self.seed = folder / "pictures", images, every, seed
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw, if it is time."""
@@ -319,7 +319,7 @@ class Pictures(Callback):
         os.makedirs(self.folder, exist_ok=True)
         device = next(model.parameters()).device
         samples, reconstructions = self.folder / f"samples{suffix}.png", self.folder / f"reconstructions{suffix}.png"
-        save_grid(mean_images(model, 64, self.latent_dim, self.seed), samples)
+        save_grid(mean_images(model, 64, self.seed), samples)
         with torch.no_grad():
             originals = self.images[:32].to(next(model.parameters()))
             z = draw(model.encoder(originals), (), seeded_generator("reconstruct", self.seed, device=device))
@@ -328,11 +328,11 @@ class Pictures(Callback):
         return [samples, reconstructions]
 
 
-def mean_images(model: LatentVariableModel, number: int, latent_dim: int, seed: int) -> Tensor:
+def mean_images(model: LatentVariableModel, number: int, seed: int) -> Tensor:
     """Means of p(x | z) for z from the prior, `[number, C, H, W]`."""
     device = next(model.parameters()).device
     generator = seeded_generator("sample", seed, device=device)
     with torch.no_grad():
-        _, z = model.simulate(number, latent_dim, generator=generator)
+        _, z = model.simulate(number, generator=generator)
         mean: Tensor = model.decoder(z).mean
     return mean

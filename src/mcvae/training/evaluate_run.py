@@ -88,7 +88,7 @@ def _evaluate(
         images = images.thinned(split, evenly_spaced(len(pixels), settings.limit))
     work = batches(images, config, split)
     if not len(work):
-        raise ValueError(f"there are no {split} images to evaluate on.")
+        raise ValueError(f"there are no {split} {images.unit} to evaluate on.")
     if shard[0] >= len(work):  # more processes than batches
         return EvaluationSummary()
 
@@ -114,7 +114,8 @@ def _evaluate(
         progress=watched,
     )
     seconds = round(time.perf_counter() - begin, 2)
-    summary = _summary(evaluation.summary | {"split": split, "seconds": seconds, "settings": settings.identity()})
+    told = {"unit": images.unit, "split": split, "seconds": seconds, "settings": settings.identity()}
+    summary = _summary(evaluation.summary | told)
     if shard != WHOLE:
         return summary
     suffix = "" if split == "test" else f"-{split}"

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import sys
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,7 @@ from mcvae.data import TRANSFORMS, Splits, Standardization, Transform
 from mcvae.data.conditions import Coding, plain, read_codings
 from mcvae.models import Datum, LatentVariableModel, build_model
 from mcvae.models.networks import linear_encoder
-from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config
+from mcvae.runs.config import ModelConfig, TrainConfig, listed_networks, parse_config, read_config
 from mcvae.runs.likelihood import transform_for
 from mcvae.runs.method import MethodConfig, method_named
 from mcvae.runs.plain import RunError, checked, read_json, write_atomically, write_json
@@ -136,6 +137,8 @@ def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator
         tensors = load_tensors(content)
         for prefix, module in (("model.", model), ("objective.", objective)):
             module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+    except _UntrustedError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise RunError(f"the model in {folder} cannot be read: {reason}. Restore it, or train again.") from error
@@ -206,23 +209,40 @@ def _packed(tensors: dict[str, Tensor]) -> bytes:
     return save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
-def _imported(path: str | None, trusted: bool) -> Any:
-    """The class or function at `module:name`, or an encoder of ours by its name."""
-    if path is None:
-        return None
-    if path == "linear":
-        return linear_encoder
-    if not trusted and path not in os.environ.get("MCVAE_NETWORKS", "").split(","):
-        raise RunError(
-            f"the run uses the network {path} of your own, and nothing that a folder names is imported. If you trust "
-            f"it, set the environment variable MCVAE_NETWORKS={path}; or build the model in Python and use "
-            "mcvae.load(folder, into=model)."
+class _UntrustedError(RunError):
+    """A folder names code."""
+
+
+def _own_networks(model: ModelConfig, trusted: bool) -> tuple[Any, Any]:
+    """Encoder and decoder of one's own, each a class or function at `module:name`, or ours by its name, or None."""
+    named = [path for path in (model.encoder, model.decoder) if path is not None and path not in _OURS]
+    if not trusted and not listed_networks().issuperset(named):
+        raise _UntrustedError(
+            f"the run uses networks of your own, {' and '.join(named)}, and nothing that a folder names is imported. "
+            f"If you trust them, set the environment variable MCVAE_NETWORKS={','.join(named)}; or build the model in "
+            "Python and use mcvae.load(folder, into=model)."
         )
+    return _imported(model.encoder), _imported(model.decoder)
+
+
+_OURS = {"linear": linear_encoder}
+
+
+def _imported(path: str | None) -> Any:
+    if path is None or path in _OURS:
+        return _OURS.get(path or "")
     module, _, name = path.partition(":")
+    here = os.getcwd()
+    hidden = here not in sys.path  # python -m looks there, an installed command does not
+    if hidden:
+        sys.path.append(here)
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"the network {path!r} cannot be imported: {error}. Write it as module:Class.") from error
+    finally:
+        if hidden:
+            sys.path.remove(here)
 
 
 def _datum(described: dict[str, Any]) -> Datum:
@@ -243,6 +263,7 @@ def build(
             folder are imported only if the environment variable MCVAE_NETWORKS lists them, separated by commas.
     """
     latent_dim = model.latent_dim or 0
+    encoder, decoder = _own_networks(model, trusted)
     network = build_model(
         datum.shape,
         latent_dim,
@@ -255,7 +276,7 @@ def build(
         prior=model.prior,
         prior_components=model.prior_components,
         conditions=datum.conditions,
-        encoder=_imported(model.encoder, trusted),
-        decoder=_imported(model.decoder, trusted),
+        encoder=encoder,
+        decoder=decoder,
     )
     return network, method_named(method.name).build(method, latent_dim, math.prod(datum.shape) + datum.conditions)

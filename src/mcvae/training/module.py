@@ -168,6 +168,7 @@ class VariationalTraining(LightningModule):
         for parameter in parameters:
             parameter.grad = None  # Adam passes over it, momentum included
         self._estimate = None
+        self.objective.step_sizes.shorten()  # or the next step would diverge as this one did
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row in (1, self.config.patience):
@@ -214,6 +215,12 @@ class VariationalTraining(LightningModule):
         total, number = _over_ranks(torch.stack([bounds.sum(), bounds.new_tensor(len(bounds))])).sum(0)
         if number:
             self.log("val_bound", (total / number).float(), prog_bar=True)
+        if bool(total == -torch.inf):
+            lost = int((bounds == -torch.inf).sum())
+            self.print(
+                f"\nwarning: the chains of {lost} of {len(bounds)} validation data diverged in epoch "
+                f"{self.current_epoch}, so their bound is -inf. If that lasts, try --method.step_size 0.001."
+            )
         self._validation.clear()
 
     def on_train_epoch_end(self) -> None:

@@ -1,6 +1,8 @@
 """A training run from configuration to result: one folder, resumable at any epoch."""
 
 import logging
+import math
+import os
 import platform
 import shlex
 import shutil
@@ -124,7 +126,7 @@ def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, 
     return resolve(config, images.shape, images.kind, images.levels), images
 
 
-def train(config: TrainConfig | None = None, *, resume: str | Path | None = None) -> Path:
+def train(config: TrainConfig | None = None, *, resume: str | Path | None = None, trusted: bool = True) -> Path:
     """Train a model, or resume an interrupted run; return the run folder, or the local copy of one at a URL.
 
     A finished run is not trained again; weights that it has lost are restored. An interrupted one continues from its
@@ -133,6 +135,8 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
     Args:
         config: what to train; ignored if `resume` is given.
         resume: folder of an interrupted run.
+        trusted: whether networks that the configuration names may be imported, if MCVAE_NETWORKS does not list them;
+            never for a run that is resumed.
     """
     if resume is None:
         assert config is not None, "give a configuration or a run to resume"
@@ -154,7 +158,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
             more = "Its lost weights are restored." if restored else "Nothing to do."
             print(f"{home.place} is finished: {config.run.epochs} epochs. {more}")
             return home.path
-    parts = _assemble(config, images, home, trusted=resume is None)
+    parts = _assemble(config, images, home, trusted=trusted and resume is None)
     with hold(home.path, "training", home.place) if parts.trainer.is_global_zero else nullcontext():
         if resume is None and parts.trainer.is_global_zero:  # other processes of a distributed run come here, too
             _create(home, config)
@@ -227,7 +231,7 @@ def _assemble(config: TrainConfig, images: Splits, home: RunFolder, *, trusted: 
         compile=config.run.compile,
     )
     folder = home.path
-    metrics, pictures = Metrics(folder, config.run.likelihood_every), _pictures(folder, images, config)
+    metrics, pictures = Metrics(folder, config.run.likelihood_every, images.unit), _pictures(folder, images, config)
     snapshots = Snapshots(
         config.run.snapshots,
         lambda epoch: save_model(snapshot_folder(folder, epoch), model, objective, config, images),
@@ -248,7 +252,7 @@ def _assemble(config: TrainConfig, images: Splits, home: RunFolder, *, trusted: 
     trainer = build_trainer(config, folder, callbacks)
     if config.data.batch_size % trainer.world_size:
         raise ValueError(
-            f"--data.batch_size counts the images of all processes and must be a multiple of their number, "
+            f"--data.batch_size counts the {images.unit} of all processes and must be a multiple of their number, "
             f"{trainer.world_size}; got {config.data.batch_size}."
         )
     return _Parts(trainer, module, metrics, pictures)
@@ -328,7 +332,7 @@ def _pictures(folder: Path, images: Splits, config: TrainConfig) -> Pictures:
     shown = next(iter(batches(images, config, source)))
     if images.kind != "pixels" or config.data.transform == "keep" or images.given is not None:
         shown = shown[:0]  # not to be seen as a picture
-    return Pictures(folder, shown, config.run.pictures_every, config.model.latent_dim or 0, config.run.seed)
+    return Pictures(folder, shown, config.run.pictures_every, config.run.seed)
 
 
 def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer:
@@ -368,7 +372,10 @@ def _logger(config: TrainConfig, folder: Path) -> Any:
         if config.run.logger == "wandb":
             return loggers.WandbLogger(name=folder.name, save_dir=folder, project="mcvae")
         if config.run.logger == "mlflow":
-            return loggers.MLFlowLogger("mcvae", run_name=folder.name, tracking_uri=f"file:{folder / 'mlflow'}")
+            place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+            return loggers.MLFlowLogger(
+                "mcvae", run_name=folder.name, tracking_uri=place, artifact_location=str(folder.absolute() / "mlflow")
+            )
     if config.run.logger == "csv":
         return loggers.CSVLogger(folder, name="", version="curves")
     return TensorBoardLogger(folder, name="", version="tensorboard")
@@ -405,7 +412,7 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolde
     """Write the result, if training has reached its end."""
     rows, place = parts.metrics.rows, home.place
     reached = rows[-1]["epoch"] if rows else 0
-    stopped = any(isinstance(c, EarlyStopping) and c.stopped_epoch for c in _callbacks(parts.trainer))
+    stopped = any(isinstance(c, EarlyStopping) and c.wait_count >= c.patience for c in _callbacks(parts.trainer))
     if reached < config.run.epochs and not stopped:
         again = f"mcvae train --resume {shlex.quote(place)}"
         print(f"{place}: stopped after epoch {reached} of {config.run.epochs}. Continue: {again}")
@@ -413,7 +420,10 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolde
     if rows[-1]["train_bound"] == "":
         _give_up(parts, config, home, f"no step of epoch {reached} had a finite loss and gradient: all were skipped.")
     if rows[-1]["val_bound"] != rows[-1]["val_bound"]:  # NaN: the weights are ruined; one bad chain would give -inf
-        _give_up(parts, config, home, "the bound of validation images cannot be evaluated any more.")
+        _give_up(parts, config, home, f"the bound of validation {images.unit} cannot be evaluated any more.")
+    validated = [row["val_bound"] for row in rows if row["val_bound"] != ""]
+    if stopped and not any(map(math.isfinite, validated)):  # nothing was there to improve on
+        _give_up(parts, config, home, f"the bound of validation {images.unit} was finite in no epoch.")
     _choose_weights(parts, config, home)
     parts.model.float()  # whatever --trainer.precision was
     save_model(home.path, parts.model, parts.objective, config, images)
