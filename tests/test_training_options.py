@@ -320,3 +320,20 @@ def test_layers_through_which_rows_influence_each_other_are_named():
             warnings.simplefilter("always")
             module.on_fit_start()
         assert [("decoder.1" in str(w.message)) for w in caught] == [True] * warned
+
+
+def test_a_file_may_name_an_encoder_that_is_part_of_the_package(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("model:\n  encoder: linear\n  network: mlp\n")
+    where = [
+        "--data.limit",
+        "60",
+        "--run.epochs",
+        "1",
+        "--run.folder",
+        str(tmp_path / "run"),
+        "--trainer.logger",
+        "false",
+    ]
+    assert main(["train", "--config", str(config), *where]) == 0
+    mcvae.load(tmp_path / "run")

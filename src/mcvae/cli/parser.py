@@ -12,7 +12,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from mcvae.runs.config import listed_networks
+from mcvae.runs.config import trusted_networks
 from mcvae.runs.method import said_by
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
@@ -130,7 +130,7 @@ def _check_options(name: str, parser: Any, arguments: Sequence[str]) -> None:
 
 def _check_networks(name: str, model: Any, arguments: Sequence[str]) -> None:
     """Refuse code that a file names, such as the configuration of a run of somebody else."""
-    words = {word for argument in arguments for word in argument.partition("=")[::2]} | listed_networks()
+    words = {word for argument in arguments for word in argument.partition("=")[::2]} | trusted_networks()
     for option in ("encoder", "decoder"):
         network = getattr(model, option)
         if network is not None and network not in words:

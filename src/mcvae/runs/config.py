@@ -28,10 +28,10 @@ __all__ = [
     "check",
     "check_range",
     "default_folder",
-    "listed_networks",
     "parse_config",
     "read_config",
     "resolve",
+    "trusted_networks",
     "write_config",
 ]
 
@@ -274,9 +274,9 @@ class EvaluationSettings:
         return {name: value for name, value in asdict(self).items() if name not in where and value != plain.get(name)}
 
 
-def listed_networks() -> set[str]:
-    """Networks that the person at the computer trusts: what MCVAE_NETWORKS lists, separated by commas."""
-    return {name for name in os.environ.get("MCVAE_NETWORKS", "").split(",") if name}
+def trusted_networks() -> set[str]:
+    """Networks that a file may name: `linear`, which is ours, and what MCVAE_NETWORKS lists, separated by commas."""
+    return {"linear", *os.environ.get("MCVAE_NETWORKS", "").split(",")} - {""}
 
 
 def default_folder(config: TrainConfig) -> str:

@@ -17,7 +17,7 @@ from mcvae.data import TRANSFORMS, Splits, Standardization, Transform
 from mcvae.data.conditions import Coding, plain, read_codings
 from mcvae.models import Datum, LatentVariableModel, build_model
 from mcvae.models.networks import linear_encoder
-from mcvae.runs.config import ModelConfig, TrainConfig, listed_networks, parse_config, read_config
+from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config, trusted_networks
 from mcvae.runs.likelihood import transform_for
 from mcvae.runs.method import MethodConfig, method_named
 from mcvae.runs.plain import RunError, checked, read_json, write_atomically, write_json
@@ -215,8 +215,8 @@ class _UntrustedError(RunError):
 
 def _own_networks(model: ModelConfig, trusted: bool) -> tuple[Any, Any]:
     """Encoder and decoder of one's own, each a class or function at `module:name`, or ours by its name, or None."""
-    named = [path for path in (model.encoder, model.decoder) if path is not None and path not in _OURS]
-    if not trusted and not listed_networks().issuperset(named):
+    named = [path for path in (model.encoder, model.decoder) if path is not None]
+    if not trusted and not trusted_networks().issuperset(named):
         raise _UntrustedError(
             f"the run uses networks of your own, {' and '.join(named)}, and nothing that a folder names is imported. "
             f"If you trust them, set the environment variable MCVAE_NETWORKS={','.join(named)}; or build the model in "
