@@ -337,6 +337,22 @@ def test_a_trained_model_of_scvi_itself_has_the_evidence_of_quadrature(n_latent,
         theirs.train(max_epochs=20, accelerator="cpu", enable_progress_bar=False, logger=False)
         importance = theirs.get_marginal_ll(indices=list(range(8)), n_mc_samples=2000, return_mean=False)
         model, cells = from_scvi(theirs, indices=range(8))
+        batch = next(iter(theirs._make_data_loader(adata=data, indices=list(range(8)), batch_size=8)))
+        with torch.no_grad():
+            found, _, losses = theirs.module.forward(batch, inference_kwargs={"n_samples": 5})
+    # quadrature is of our joint: that it is scvi's, and q, too, is seen at points of its own
+    normal, z, log_scale = torch.distributions.Normal, found["z"], 0.0
+    joint = normal(0.0, 1.0).log_prob(z).sum(-1) - losses.reconstruction_loss["reconstruction_loss"]
+    q = found["qz"].log_prob(z).sum(-1)
+    if not observed:
+        mean, variance = theirs.module._compute_local_library_params(batch["batch"])
+        joint = joint + normal(mean, variance.sqrt()).log_prob(found["library"]).sum(-1)
+        q = q + found["ql"].log_prob(found["library"]).sum(-1)
+        z = torch.cat([z, (found["library"] - mean) / variance.sqrt()], -1)
+        log_scale = variance.sqrt().log().squeeze(-1)
+    with torch.no_grad():
+        torch.testing.assert_close(model.log_joint(cells, z) - log_scale, joint, rtol=0, atol=1e-3)
+        torch.testing.assert_close(model.encoder(cells).log_prob(z) - log_scale, q, rtol=0, atol=1e-4)
     axis = torch.linspace(-7, 7, 281)
     grid = torch.cartesian_prod(axis, axis)[:, None]
     cell = 2 * math.log(float(axis[1] - axis[0]))
