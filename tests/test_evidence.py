@@ -219,7 +219,7 @@ def test_the_pilot_moves_as_the_run_will():
     truth = 5 * math.log(2 * math.gamma(1.25))
     assert evidence.acceptance.item() > 0.7
     assert abs(evidence.log_evidence.item() - truth) < 4 * evidence.standard_error.item()
-    assert evidence.verdict() == "converged"
+    assert evidence.doubts() == [()]
 
 
 def test_diverging_chains_are_counted_and_keep_their_place():

@@ -3,7 +3,8 @@
 import os
 import signal
 import sys
-from typing import Any
+
+from mcvae.runs.interruption import Interruption
 
 __all__ = ["main"]
 
@@ -11,18 +12,13 @@ __all__ = ["main"]
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    debug, interrupted = "--debug" in arguments, False
+    debug, interruption = "--debug" in arguments, Interruption()
     # Before torch starts its threads. Waiting threads that spin take the cores from whoever has work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-    def interrupt(*_: Any) -> None:
-        nonlocal interrupted
-        interrupted = True  # a library that is being imported may turn the exception into another
-        raise KeyboardInterrupt
-
     name = "mcvae"
     try:
-        before = signal.signal(signal.SIGINT, interrupt)
+        before = signal.signal(signal.SIGINT, interruption)
     except ValueError:  # not the main thread
         before = None
     try:
@@ -30,18 +26,19 @@ def main(arguments: list[str] | None = None) -> int:
 
         arguments = _limit_threads(arguments)
         name, command, options = parse([argument for argument in arguments if argument != "--debug"])
+        interruption.check()
         command(options)
     except KeyboardInterrupt:
-        interrupted = True
+        interruption.seen = True
     except SystemExit as end:
-        if not interrupted or end.code == 130:  # which has said how to continue
+        if not interruption.seen or end.code == 130:  # which has said how to continue
             raise
     except ModuleNotFoundError:  # `mcvae.__main__` names the extra that brings it
         raise
     except Exception as error:
-        if debug and not interrupted:
+        if debug and not interruption.seen:
             raise
-        if not interrupted:
+        if not interruption.seen:
             from mcvae.cli.mistakes import sentence
 
             print(f"{name}: {sentence(error)}", file=sys.stderr)
@@ -49,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
-    if interrupted:
+    if interruption.seen:
         resumes = name.rpartition(" ")[2] in ("evaluate", "demo", "reproduce", "sweep")
         print("\nInterrupted." + " The same command resumes where it left off." * resumes, file=sys.stderr)
         return 130

@@ -455,9 +455,11 @@ def _gap(evidence: Evidence, found: Checks) -> tuple[Tensor, Tensor]:
     """How far the second estimate is from the first, and the error of that, `[B]` each.
 
     The mean of the weights seldom exceeds the evidence, and often falls short of it. So a second estimate that is
-    higher says more against the first than one that is lower, whose error counts one and a half times.
+    higher says more against the first than one that is lower, whose error counts one and a half times; and one that is
+    lower because few chains carry its weight says nothing.
     """
     difference = found.log_evidence - evidence.log_evidence
+    difference = torch.where((difference < 0) & (found.standard_error > 0.5), 0.0, difference)
     error = torch.hypot(evidence.standard_error, found.standard_error)
     return difference.abs(), torch.where(difference < 0, 1.5 * error, error)
 

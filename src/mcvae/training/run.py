@@ -29,6 +29,7 @@ from mcvae.data import Batches, DataError, Splits, load_data
 from mcvae.data.registry import is_own
 from mcvae.models import Datum, Decoder, LatentVariableModel, VampPrior
 from mcvae.runs.config import TrainConfig, check, data_label, default_folder, read_config, resolve, write_config
+from mcvae.runs.interruption import Interruption
 from mcvae.runs.method import method_named
 from mcvae.runs.plain import RunError
 from mcvae.runs.results import RunResult, read_result, write_result
@@ -395,6 +396,9 @@ def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunF
         interrupted = trainer.should_stop = True  # Python drops an exception that is raised while it tidies up
         raise KeyboardInterrupt
 
+    earlier = signal.getsignal(signal.SIGINT)
+    if isinstance(earlier, Interruption):
+        earlier.check()
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         trainer.fit(parts.module, data, ckpt_path=str(checkpoint) if checkpoint else None)
