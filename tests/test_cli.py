@@ -13,6 +13,7 @@ import torch
 
 from mcvae.cli import main
 from mcvae.cli.parser import COMMANDS, build_parser, expand
+from mcvae.runs.interruption import Interruption
 
 ROOT = Path(__file__).parent.parent
 
@@ -180,3 +181,12 @@ def test_threads_are_limited_before_torch_starts_them(monkeypatch):
 def test_threads_must_be_a_number(capsys):
     assert main(["methods", "--threads", "many"]) == 1
     assert "--threads must be a number" in capsys.readouterr().err
+
+
+def test_an_interrupt_that_was_dropped_is_raised_again():
+    interruption = Interruption()
+    interruption.check()
+    with pytest.raises(KeyboardInterrupt):
+        interruption()
+    with pytest.raises(KeyboardInterrupt):
+        interruption.check()

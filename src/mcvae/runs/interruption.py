@@ -15,9 +15,8 @@ class Interruption:
     ...     interruption()
     ... except KeyboardInterrupt:
     ...     pass
-    >>> interruption.check()
-    Traceback (most recent call last):
-    KeyboardInterrupt
+    >>> interruption.seen
+    True
     """
 
     seen = False
