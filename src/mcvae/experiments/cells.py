@@ -91,7 +91,8 @@ def run_cells(
         root: folder of the cells' folders.
         cells: the work. A cell whose folder was made with other settings is an error, not a result.
         workers: processes; 0 works in this process.
-        threads: of each process; by default processes share the processor's cores. Sums depend on it in the last digit.
+        threads: of each process; by default `--threads` if given, else processes share the processor's cores. Sums
+            depend on it in the last digit.
         cluster: let Ray run the cells instead; `root` must be a folder that all machines share.
         retries: how often to retry a failed cell, from its last checkpoint if it has one.
         show: called with the status of all cells about once a second.
@@ -106,7 +107,7 @@ def run_cells(
     elif workers < 1:
         _work(root, cells, retries)
     else:
-        _supervise(root, cells, workers, threads or max(1, (os.cpu_count() or 1) // workers), retries, show)
+        _supervise(root, cells, workers, threads or _share_of_cores(workers), retries, show)
     progress = look(root, cells)
     show(progress)
     failed = [cell for cell in progress if cell.status != "done"]
@@ -236,6 +237,11 @@ def _supervise(
             process.terminate()
         for process in team:
             process.join()
+
+
+def _share_of_cores(workers: int) -> int:
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return int(chosen) if chosen.isdigit() else max(1, (os.cpu_count() or 1) // workers)
 
 
 def _worker(root: Path, cells: Sequence[Cell], retries: int, threads: int) -> None:
