@@ -1,9 +1,10 @@
 """What a training step and a likelihood cost, against the algorithms as the paper writes them.
 
 Rounds are interleaved in one process and ratios are paired by round, because machines are noisy. Before anything is
-timed, package and reference must give the same weights and gradients from the same noise.
+timed, package and reference must give the same weights and gradients from the same noise. At the end, the numbers are
+compared with those of the page that is written.
 
-    python benchmarks/bench.py [--rounds 7] [--write docs/performance.md]
+    python benchmarks/bench.py [--rounds 7] [--only decoders threads] [--write docs/performance.md]
 """
 
 import argparse
@@ -17,24 +18,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import reference
 import torch
+from torch import nn
 
 import mcvae
-from mcvae.models import LatentVariableModel, build_model
-from mcvae.models.networks import UpsampledConv2d
+from mcvae.models import LatentVariableModel, build_model, optimized
+from mcvae.models.likelihoods.bernoulli import BernoulliLikelihood
+from mcvae.models.networks import Decoder, GaussianEncoder, UpsampledConv2d
 
 LATENT, LEAPFROG = 64, 3
 STEP, STEP_HMC = 2.0**-7, 2.0**-4  # exact in float32 and float64
+PIXELS = 28 * 28
 
 
-class Counted(torch.nn.Module):
+class Counted(nn.Module):
     """A decoder that counts the rows it sees."""
 
-    def __init__(self, decoder: torch.nn.Module):
+    def __init__(self, decoder: nn.Module):
         super().__init__()
         self.decoder, self.calls = decoder, 0
 
@@ -43,17 +49,66 @@ class Counted(torch.nn.Module):
         return self.decoder(z)
 
 
-class Problem:
-    """MNIST's network and shape of data, twice: as the package builds it, and as one would write it down.
+def users_encoder() -> nn.Module:
+    """The paper's eight convolutions as a user writes them: torch's layers and memory layout."""
+    layers: list[nn.Module] = []
+    for fan_in, width in ((1, 16), (16, 32), (32, 64), (64, 64)):
+        layers += [nn.AvgPool2d(2, ceil_mode=True)] if layers else []
+        layers += [nn.Conv2d(fan_in, width, 3, padding=1), nn.LeakyReLU(0.1)]
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.LeakyReLU(0.1)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, 2 * LATENT))
 
-    The plain one upsamples first and convolves then, and has torch's default memory layout. Both compute the same.
+
+def users_convolutions() -> nn.Module:
+    """A decoder of the paper's kind as a user writes it: `nn.Upsample`, convolutions, GELU."""
+    layers = [nn.Linear(LATENT, 64 * 7 * 7), nn.GELU(), nn.Unflatten(1, (64, 7, 7)), nn.Conv2d(64, 32, 3, padding=1)]
+    for fan_in, width in ((32, 16), (16, 8)):
+        layers += [nn.GELU(), nn.Upsample(scale_factor=2), nn.Conv2d(fan_in, width, 3, padding=1)]
+        layers += [nn.GELU(), nn.Conv2d(width, 16, 3, padding=1)]
+    return nn.Sequential(*layers, nn.GELU(), nn.Conv2d(16, 1, 3, padding=1))
+
+
+class AttentionDecoder(nn.Module):
+    """Two layers of a transformer over 49 patches."""
+
+    def __init__(self, width: int = 32):
+        super().__init__()
+        self.patches = nn.Linear(LATENT, 49 * width)
+        layer = nn.TransformerEncoderLayer(width, 4, 64, dropout=0.0, activation="gelu", batch_first=True)
+        self.layers, self.pixels = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(width, 16)
+
+    def forward(self, z: torch.Tensor):
+        patches = self.pixels(self.layers(self.patches(z).unflatten(1, (49, -1))))
+        return patches.reshape(-1, 7, 7, 4, 4).transpose(2, 3).reshape(-1, 1, 28, 28)
+
+
+def mlp_decoder() -> nn.Module:
+    """Two hidden layers with Tanh."""
+    layers = [nn.Linear(LATENT, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, PIXELS)]
+    return nn.Sequential(*layers, nn.Unflatten(1, (1, 28, 28)))
+
+
+DECODERS = {"convolutions": users_convolutions, "attention": AttentionDecoder, "MLP": mlp_decoder}
+
+
+class Problem:
+    """A network for MNIST's shape of data, twice: as the package runs it, and as one would write it down.
+
+    Of our own network, the plain one upsamples first and convolves then, in torch's default memory layout. A user's is
+    plain as it is, and `fast` after `optimized`. Both compute the same.
     """
 
-    def __init__(self, batch: int, network: str = "conv"):
+    def __init__(self, batch: int, network: str = "ours", latent_dim: int = LATENT):
         torch.manual_seed(0)
         self.x = (torch.rand(batch, 1, 28, 28) < 0.3).float()
-        self.ours = build_model((1, 28, 28), LATENT, network=network)
-        self.plain = written_down(self.ours)
+        if network == "ours":
+            self.fast = build_model((1, 28, 28), latent_dim)
+            self.plain = written_down(self.fast)
+        else:
+            encoder, decoder = users_encoder(), DECODERS[network]()
+            self.plain = LatentVariableModel(GaussianEncoder(encoder), Decoder(decoder, BernoulliLikelihood()))
+            fast = GaussianEncoder(optimized(encoder)), Decoder(optimized(decoder), BernoulliLikelihood())
+            self.fast = LatentVariableModel(*fast)
 
     def double(self) -> "Problem":
         """Everything in float64, where rounding cannot hide a difference."""
@@ -64,7 +119,7 @@ class Problem:
 
     def _to(self, dtype: torch.dtype) -> "Problem":
         torch.set_default_dtype(dtype)
-        self.x, self.ours, self.plain = self.x.to(dtype), self.ours.to(dtype), self.plain.to(dtype)
+        self.x, self.fast, self.plain = self.x.to(dtype), self.fast.to(dtype), self.plain.to(dtype)
         return self
 
     def gradients(self, model: LatentVariableModel, loss: Callable[[mcvae.Bridge], torch.Tensor], **options):
@@ -90,14 +145,18 @@ def source() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
 
-def objective(name: str, k: int = 0, samples: int = 1) -> mcvae.AnnealedEstimator:
+def objective(name: str, k: int = 0, samples: int = 1, latent_dim: int = LATENT) -> mcvae.AnnealedEstimator:
     steps = mcvae.FixedStepSizes(k, STEP)
     return {
         "vae": lambda: mcvae.recipes.vae(samples),
         "iwae": lambda: mcvae.recipes.iwae(samples),
-        "l-mcvae": lambda: mcvae.recipes.l_mcvae(k, LATENT, interior=True, step_sizes=steps, num_samples=samples),
-        "a-mcvae": lambda: mcvae.recipes.a_mcvae(k, LATENT, step_sizes=steps, num_samples=samples),
-        "uha": lambda: mcvae.recipes.uha(k, LATENT, step_sizes=steps, num_samples=samples),
+        "l-mcvae": lambda: mcvae.recipes.l_mcvae(k, latent_dim, interior=True, step_sizes=steps, num_samples=samples),
+        "a-mcvae": lambda: mcvae.recipes.a_mcvae(k, latent_dim, step_sizes=steps, num_samples=samples),
+        "a-mcvae, five chains": lambda: mcvae.recipes.a_mcvae(
+            k, latent_dim, step_sizes=steps, num_samples=5, control_variate=mcvae.leave_one_out
+        ),
+        "cmcd": lambda: mcvae.recipes.cmcd(k, latent_dim, step_sizes=steps, num_samples=samples),
+        "uha": lambda: mcvae.recipes.uha(k, latent_dim, step_sizes=steps, num_samples=samples),
     }[name]()
 
 
@@ -137,78 +196,95 @@ def ratio(seconds: dict[str, list[float]], slow: str, fast: str) -> float:
     return statistics.median(a / b for a, b in zip(seconds[slow], seconds[fast], strict=True))
 
 
-def relative(ours, theirs) -> float:
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True))
-
-
 def distance(ours, theirs) -> float:
     """Relative difference of whole gradients."""
     difference = torch.cat([(a - b).flatten() for a, b in zip(ours, theirs, strict=True)])
     return float(difference.norm() / torch.cat([b.flatten() for b in theirs]).norm())
 
 
-def check(name: str, difference: float) -> float:
+def check(name: str, difference: float) -> None:
     print(f"{name}: differs from the reference by {difference:.1e} (relative, float64)", file=sys.stderr)
-    if not difference < 1e-8:
+    if not difference < 1e-10:
         raise SystemExit("the two do not compute the same; timings would mean nothing")
-    return difference
 
 
-def training_steps(rounds: int, batch: int) -> dict:
+METHODS = {
+    "VAE": ("vae",),
+    "IWAE, 10 samples": ("iwae", 0, 10),
+    "L-MCVAE, K=5": ("l-mcvae", 5),
+    "L-MCVAE, K=10": ("l-mcvae", 10),
+    "A-MCVAE, K=3": ("a-mcvae", 3),
+    "A-MCVAE, K=5": ("a-mcvae", 5),
+    "CMCD, K=3": ("cmcd", 3),
+    "UHA, K=5": ("uha", 5),
+}
+REFERENCES = {
+    "VAE, reference": ("VAE", by_package(objective("vae"))),
+    "L-MCVAE, K=5, reference": ("L-MCVAE, K=5", by_reference(5, 1, adjusted=False)),
+    "A-MCVAE, K=5, five chains, reference": ("A-MCVAE, K=5", by_reference(5, 5, adjusted=True)),
+}
+"""The row that each is compared with, and the loss."""
+
+
+def training_steps(rounds: int, batch: int, network: str) -> dict:
     """Seconds per training step (bound and gradient) of every recipe, and of the reference."""
-    problem = Problem(batch)
-    described = {
-        "VAE": ("vae", 0, 1),
-        "IWAE, 10 samples": ("iwae", 0, 10),
-        "L-MCVAE, K=5": ("l-mcvae", 5, 1),
-        "L-MCVAE, K=10": ("l-mcvae", 10, 1),
-        "A-MCVAE, K=3, 5 samples": ("a-mcvae", 3, 5),
-        "A-MCVAE, K=5, 5 samples": ("a-mcvae", 5, 5),
-        "UHA, K=5": ("uha", 5, 1),
-    }
-    losses = {name: by_package(objective(*settings)) for name, settings in described.items()}
-    references = {
-        "VAE, reference": losses["VAE"],
-        "L-MCVAE, K=5, reference": by_reference(5, 1, adjusted=False),
-        "A-MCVAE, K=5, 5 samples, reference": by_reference(5, 5, adjusted=True),
-    }
-    rounding, small = {}, Problem(20)  # the reference holds gigabytes
-    for name in ("L-MCVAE, K=5", "A-MCVAE, K=5, 5 samples"):
+    rounding, small = {}, Problem(20, network)  # the reference holds gigabytes
+    for name, k, chains in (("l-mcvae", 5, 1), ("a-mcvae, five chains", 5, 5)):
+        theirs = by_reference(k, chains, adjusted=chains > 1)
         small.double()
-        ours = small.gradients(small.ours, by_package(objective(*described[name])))  # temperatures in float64, too
-        check(name, relative(ours, small.gradients(small.plain, references[f"{name}, reference"])))
-        ours = small.float().gradients(small.ours, losses[name])
-        theirs = small.gradients(small.ours, references[f"{name}, reference"])
-        itself = small.gradients(small.plain, references[f"{name}, reference"])
-        rounding[name] = {"ours": distance(ours, theirs), "reference, other layout": distance(itself, theirs)}
-    flow = build_model((1, 28, 28), LATENT, flow="realnvp")
-    cases = {name: lambda loss=loss: problem.gradients(problem.ours, loss) for name, loss in losses.items()}
-    cases["VAE with RealNVP"] = lambda: problem.gradients(flow, losses["VAE"])
-    cases |= {name: lambda loss=loss: problem.gradients(problem.plain, loss) for name, loss in references.items()}
-    passes = {"VAE with RealNVP": 1}
-    for name, loss in (losses | references).items():
-        model = problem.plain if name in references else problem.ours
+        ours = small.gradients(small.fast, by_package(objective(name, k)))  # temperatures in float64, too
+        check(f"{name} on {network}", distance(ours, small.gradients(small.plain, theirs)))
+        small.float()
+        of_layout = small.gradients(small.fast, theirs)
+        rounding[name] = {
+            "ours": distance(small.gradients(small.fast, by_package(objective(name, k))), of_layout),
+            "reference, other layout": distance(small.gradients(small.plain, theirs), of_layout),
+        }
+    problem = Problem(batch, network)
+    losses = {name: by_package(objective(*settings)) for name, settings in METHODS.items()}
+    runs = {name: (problem.fast, loss) for name, loss in losses.items()}
+    if network == "ours":
+        runs["VAE with RealNVP"] = build_model((1, 28, 28), LATENT, flow="realnvp"), losses["VAE"]
+    runs |= {name: (problem.plain, loss) for name, (_, loss) in REFERENCES.items()}
+    passes = {}
+    for name, (model, loss) in runs.items():
         counted = LatentVariableModel(model.encoder, Counted(model.decoder))
         loss(counted.bridge(problem.x))
         passes[name] = counted.decoder.calls
+    cases = {
+        name: lambda model=model, loss=loss: problem.gradients(model, loss) for name, (model, loss) in runs.items()
+    }
     seconds = timed(cases, rounds)
     return {
         "seconds": {name: statistics.median(times) for name, times in seconds.items()},
         "decoder_passes": passes,
         "times_a_vae_step": {name: ratio(seconds, name, "VAE") for name in seconds},
-        "reference_over_ours": {
-            name.removesuffix(", reference"): ratio(seconds, name, name.removesuffix(", reference"))
-            for name in references
-        },
-        "l_mcvae_over_reference_vae": ratio(seconds, "L-MCVAE, K=5", "VAE, reference"),
+        "reference_over_ours": {ours: ratio(seconds, name, ours) for name, (ours, _) in REFERENCES.items()},
         "rounding": rounding,
     }
+
+
+def decoders(rounds: int, batch: int) -> dict:
+    """Chains through decoders without convolutions, whose training steps `training_steps` does not measure."""
+    found = {}
+    for network in ("attention", "MLP"):
+        problem = Problem(batch, network)
+        runs = {"VAE": (problem.fast, objective("vae")), "L-MCVAE, K=5": (problem.fast, objective("l-mcvae", 5))}
+        cases = {n: lambda m=m, o=o, p=problem: p.gradients(m, by_package(o)) for n, (m, o) in runs.items()}
+        cases["reference"] = lambda p=problem: p.gradients(p.plain, by_reference(5, 1, adjusted=False))
+        seconds = timed(cases, rounds)
+        found[network] = {
+            "seconds": statistics.median(seconds["L-MCVAE, K=5"]),
+            "times_a_vae_step": ratio(seconds, "L-MCVAE, K=5", "VAE"),
+            "reference_over_ours": ratio(seconds, "reference", "L-MCVAE, K=5"),
+        }
+    return found
 
 
 def likelihood(problem: Problem, samples: int = 10, k: int = 5) -> torch.Tensor:
     """AIS-HMC by the paper's short protocol: 10 chains of 5 moves of 3 leapfrogs."""
     with torch.no_grad():
-        return ais_by_package(problem.ours.bridge(problem.x), samples, k)
+        return ais_by_package(problem.fast.bridge(problem.x), samples, k)
 
 
 def reference_likelihood(problem: Problem, samples: int = 10, k: int = 5) -> torch.Tensor:
@@ -216,16 +292,34 @@ def reference_likelihood(problem: Problem, samples: int = 10, k: int = 5) -> tor
         return reference.ais_hmc(problem.plain.bridge(problem.x), samples, k, STEP_HMC, LEAPFROG, source())
 
 
-def evaluation(rounds: int, batch: int) -> dict:
-    """AIS-HMC likelihoods, both with freed memory kept."""
-    problem = Problem(batch).double()
-    check("AIS-HMC", relative([likelihood(problem)], [reference_likelihood(problem)]))
+def passes_of_decoder(problem: Problem, rows: int, portion: int = 500) -> None:
+    """Forward and backward passes of the decoder alone, for as many rows: what AIS-HMC cannot do without."""
+    z = torch.randn(portion, LATENT, requires_grad=True)
+    x = problem.x.repeat(-(-portion // len(problem.x)), 1, 1, 1)[:portion]
+    for parameter in problem.fast.parameters():
+        parameter.requires_grad_(False)
+    for _ in range(rows // portion):
+        torch.autograd.grad(problem.fast.decoder(z).log_prob(x).sum(), z)
+    for parameter in problem.fast.parameters():
+        parameter.requires_grad_(True)
+
+
+def evaluation(rounds: int, batch: int, network: str) -> dict:
+    """AIS-HMC likelihoods, both with freed memory kept, and the decoder's passes alone."""
+    problem = Problem(batch, network).double()
+    check(f"AIS-HMC on {network}", distance([likelihood(problem)], [reference_likelihood(problem)]))
     problem.float()
-    cases = {"ours": lambda: likelihood(problem), "reference": lambda: reference_likelihood(problem)}
+    rows = batch * 10 * (5 * LEAPFROG + 1)
+    cases = {
+        "ours": lambda: likelihood(problem),
+        "reference": lambda: reference_likelihood(problem),
+        "passes": lambda: passes_of_decoder(problem, rows),
+    }
     seconds = timed(cases, rounds)
     return {
-        "images_per_second": {name: batch / statistics.median(times) for name, times in seconds.items()},
+        "images_per_second": {name: batch / statistics.median(seconds[name]) for name in ("ours", "reference")},
         "reference_over_ours": ratio(seconds, "reference", "ours"),
+        "ours_over_passes": ratio(seconds, "ours", "passes"),
     }
 
 
@@ -251,18 +345,46 @@ def one_likelihood(samples: str, k: str, batch: str) -> None:
 
 
 def scaling(rounds: int) -> dict:
-    """Seconds per step against K, samples and batch size."""
+    """Seconds per step against K, samples, batch size and latents."""
     cases = {f"L-MCVAE, K={k}, batch 100": ("l-mcvae", k, 1, 100) for k in (1, 2, 5, 10, 20)}
-    cases |= {f"A-MCVAE, K=3, {s} samples, batch 100": ("a-mcvae", 3, s, 100) for s in (2, 5, 10)}
-    cases |= {f"L-MCVAE, K=5, batch {b}": ("l-mcvae", 5, 1, b) for b in (10, 30, 300)}
-    problems = {batch: Problem(batch) for batch in {settings[3] for settings in cases.values()}}
+    cases |= {f"L-MCVAE, K={k}, batch 10": ("l-mcvae", k, 1, 10) for k in (5, 50, 100, 200)}
+    cases |= {f"A-MCVAE, K=3, {s} samples, batch 100": ("a-mcvae", 3, s, 100) for s in (1, 2, 5, 10)}
+    cases |= {f"L-MCVAE, K=5, batch {b}": ("l-mcvae", 5, 1, b) for b in (30, 300)}
+    cases |= {f"L-MCVAE, K=5, batch 100, {d} latents": ("l-mcvae", 5, 1, 100, d) for d in (16, 128, 512)}
+    problems: dict[tuple[int, int], Problem] = {}
 
-    def step(name: str, k: int, samples: int, batch: int):
-        loss = by_package(objective(name, k, samples))
-        return lambda: problems[batch].gradients(problems[batch].ours, loss)
+    def step(name: str, k: int, samples: int, batch: int, latent_dim: int = LATENT):
+        loss = by_package(objective(name, k, samples, latent_dim))
+        problem = problems.setdefault((batch, latent_dim), Problem(batch, latent_dim=latent_dim))
+        return lambda: problem.gradients(problem.fast, loss)
 
     seconds = timed({name: step(*settings) for name, settings in cases.items()}, max(rounds // 3, 3))
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def threads(rounds: int) -> dict:
+    """Seconds of a VAE step with one and two threads, alone and beside a process that keeps one core."""
+    command = [sys.executable, __file__, "--one-case", "VAE step", "kept"]
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(max(rounds // 2, 3)):
+        for others in ("quiet", "busy"):
+            with busy_core() if others == "busy" else nullcontext():
+                for number in ("1", "2"):
+                    environment = os.environ | {"OMP_NUM_THREADS": number, "OMP_WAIT_POLICY": "PASSIVE"}
+                    run = subprocess.run(command, capture_output=True, check=True, env=environment)
+                    found.setdefault(number, {}).setdefault(others, []).append(json.loads(run.stdout))
+    return {number: {k: statistics.median(times) for k, times in row.items()} for number, row in found.items()}
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """A second process that computes without end."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def memory() -> dict:
@@ -281,10 +403,10 @@ def memory() -> dict:
 def one_step(kind: str, name: str, k: str, samples: str, batch: str) -> None:
     """Run by `memory` in a process of its own."""
     problem, loss = Problem(int(batch)), by_package(objective(name, int(k), int(samples)))
-    problem.gradients(problem.ours, by_package(objective("vae")))
+    problem.gradients(problem.fast, by_package(objective("vae")))
     before = resident()
     start = time.perf_counter()
-    problem.gradients(problem.ours, loss, memory=kind)
+    problem.gradients(problem.fast, loss, memory=kind)
     print(json.dumps({"MB": peak() - before, "seconds": time.perf_counter() - start}))
 
 
@@ -313,8 +435,8 @@ def one_case(name: str, policy: str) -> None:
         mcvae.keep_memory()
     problem = Problem(100)
     cases = {
-        "VAE step": lambda: problem.gradients(problem.ours, by_package(objective("vae"))),
-        "L-MCVAE step, K=5": lambda: problem.gradients(problem.ours, by_package(objective("l-mcvae", 5))),
+        "VAE step": lambda: problem.gradients(problem.fast, by_package(objective("vae"))),
+        "L-MCVAE step, K=5": lambda: problem.gradients(problem.fast, by_package(objective("l-mcvae", 5))),
         "AIS-HMC of 100 images": lambda: likelihood(problem),
         "AIS-HMC of 100 images, reference": lambda: reference_likelihood(problem),
     }
@@ -387,63 +509,121 @@ def first_step() -> dict:
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
+def headlines(results: dict) -> dict[str, tuple[float, str, str]]:
+    """Ratios that matter: measured, at least, aim."""
+    ours, users = results["training_step"], results["training_step_user"]
+    chains = "AIS-HMC of 100 images"
+    processes = results["alone"][f"{chains}, reference"]["left"] / results["alone"][chains]["kept"]
+    low = results["memory"]["K=50, low"]["MB"] / results["memory"]["K=5, normal"]["MB"]
+    both = results["threads"]["2"]
+    return {
+        "L-MCVAE K=5 / VAE": (ours["times_a_vae_step"]["L-MCVAE, K=5"], "", ""),
+        "L-MCVAE K=5 / VAE, user's network": (users["times_a_vae_step"]["L-MCVAE, K=5"], "5", "4.5"),
+        "L-MCVAE K=5: reference / ours": (ours["reference_over_ours"]["L-MCVAE, K=5"], "3", "5"),
+        "L-MCVAE K=5: reference / ours, user's network": (
+            users["reference_over_ours"]["L-MCVAE, K=5"],
+            "3",
+            "4",
+        ),
+        "A-MCVAE K=5: reference (five chains) / ours (one)": (ours["reference_over_ours"]["A-MCVAE, K=5"], "20", "28"),
+        "A-MCVAE K=5: reference (five chains) / ours (one), user's network": (
+            users["reference_over_ours"]["A-MCVAE, K=5"],
+            "12",
+            "20",
+        ),
+        "AIS-HMC: reference / ours, one process": (results["evaluation"]["reference_over_ours"], "", ""),
+        "AIS-HMC: reference / ours, one process, user's network": (
+            results["evaluation_user"]["reference_over_ours"],
+            "2.5",
+            "3.5",
+        ),
+        "AIS-HMC: reference / ours, each in its own process": (processes, "3", "5"),
+        "AIS-HMC / passes of the decoder alone": (results["evaluation"]["ours_over_passes"], "1.2", ""),
+        "AIS-HMC / passes of the decoder alone, user's network": (
+            results["evaluation_user"]["ours_over_passes"],
+            "1.2",
+            "",
+        ),
+        "busy machine / quiet machine, VAE step, two threads": (both["busy"] / both["quiet"], "2.2", "1.6"),
+        "peak memory, K=50 `low` / K=5 `normal`": (low, "1.5", "1"),
+        "share of training outside model and optimiser, VAE": (results["overhead"]["vae"], "0.08", "0.03"),
+        "share of training outside model and optimiser, L-MCVAE": (results["overhead"]["l-mcvae"], "0.08", "0.03"),
+    }
+
+
+def slower(results: dict, before: dict) -> list[str]:
+    """What takes a sixth longer than it did, in units of a VAE step or of the reference."""
+    old, found = _flat(before), []
+    for name, value in _flat(results).items():
+        if name in old and ("times_a_vae_step" in name or "ours_over" in name) and value > 7 / 6 * old[name]:
+            found.append(f"{name}: {old[name]:.2f} -> {value:.2f}")
+        if name in old and "reference_over_ours" in name and value < 6 / 7 * old[name]:
+            found.append(f"{name}: {old[name]:.2f} -> {value:.2f}")
+    return found
+
+
+def _flat(content: Any, name: str = "") -> dict[str, float]:
+    """The numbers in nested dictionaries, by their names with dots."""
+    if isinstance(content, dict):
+        return {key: value for part in content for key, value in _flat(content[part], f"{name}.{part}").items()}
+    return {name.removeprefix("."): content} if isinstance(content, float) else {}
+
+
 def markdown(results: dict) -> str:
     """The tables of docs/performance.md."""
-    steps, evaluated, held = results["training_step"], results["evaluation"], results["memory"]
     machine = results["machine"]
     lines = [
         f"`{results['command']}`: torch {machine['torch']}, {machine['threads']} CPU threads, batch "
-        f"{machine['batch']}, MNIST's network (28 × 28, {LATENT} latents), medians of {machine['rounds']} interleaved "
+        f"{machine['batch']}, images of MNIST's shape, {LATENT} latents, medians of {machine['rounds']} interleaved "
         "rounds.",
-        "",
-        "| ratio | measured | at least | aim |",
-        "|---|---|---|---|",
     ]
-    over = steps["reference_over_ours"]
-    chains = "AIS-HMC of 100 images"
-    processes = results["alone"][f"{chains}, reference"]["left"] / results["alone"][chains]["kept"]
-    low = held["K=50, low"]["MB"] / held["K=5, normal"]["MB"]
+    lines += _table("ratio | measured | at least | aim")
+    for name, (value, least, aim) in headlines(results).items():
+        lines.append(f"| {name} | {value:.2f} | {least} | {aim} |")
+    lines += _table("training step | ms | decoder passes | times a VAE step | user's network, ms | times a VAE step")
+    ours, users = results["training_step"], results["training_step_user"]
+    for name, seconds in ours["seconds"].items():
+        cells = [f"{1000 * seconds:.0f}", ours["decoder_passes"][name], f"{ours['times_a_vae_step'][name]:.1f}", "", ""]
+        if name in users["seconds"]:
+            cells[3:] = f"{1000 * users['seconds'][name]:.0f}", f"{users['times_a_vae_step'][name]:.1f}"
+        lines.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
+    lines += _table("decoder | L-MCVAE K=5, ms | times a VAE step | reference / ours")
+    for name, row in results["decoders"].items():
+        lines.append(
+            f"| {name} | {1000 * row['seconds']:.0f} | {row['times_a_vae_step']:.1f} | "
+            f"{row['reference_over_ours']:.1f} |"
+        )
+    lines += _table("gradient in float32, relative to the reference's | ours | reference, other layout")
     lines += [
-        f"| L-MCVAE K=5: reference / ours | {over['L-MCVAE, K=5']:.1f} | 3 | 5 |",
-        f"| A-MCVAE K=5, 5 samples: reference / ours | {over['A-MCVAE, K=5, 5 samples']:.1f} | 5 | 8 |",
-        f"| L-MCVAE K=5 / plain VAE step | {steps['l_mcvae_over_reference_vae']:.1f} | 5 | 3.5 |",
-        f"| L-MCVAE K=5 / our own, faster VAE step | {steps['times_a_vae_step']['L-MCVAE, K=5']:.1f} | | |",
-        f"| AIS-HMC, same chains and moves: reference / ours, each in its own process | {processes:.1f} | 3 | 5 |",
-        f"| AIS-HMC, in one process, freed memory kept for both | {evaluated['reference_over_ours']:.1f} | | |",
-        f"| peak memory, K=50 `low` / K=5 `normal` | {low:.2f} | 1.5 | 1 |",
-        f"| training outside model and optimiser, VAE | {100 * results['overhead']['vae']:.0f} % | 8 % | 3 % |",
-        f"| training outside model and optimiser, L-MCVAE | {100 * results['overhead']['l-mcvae']:.0f} % | 8 % | 3 % |",
-        "",
-        "| training step | ms | decoder passes | times a VAE step |",
-        "|---|---|---|---|",
+        f"| {name} | " + " | ".join(f"{d:.0e}" for d in row.values()) + " |" for name, row in ours["rounding"].items()
     ]
-    for name, seconds in steps["seconds"].items():
-        passes, times = steps["decoder_passes"][name], steps["times_a_vae_step"][name]
-        lines.append(f"| {name} | {1000 * seconds:.0f} | {passes} | {times:.1f} |")
-    lines += [
-        "",
-        "| gradient in float32, relative to the reference's | ours | reference, other layout |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | " + " | ".join(f"{d:.0e}" for d in row.values()) + " |" for name, row in steps["rounding"].items()
-    ]
-    lines += ["", "| likelihood, 10 chains × 5 moves × 3 leapfrogs | images / s |", "|---|---|"]
-    lines += [f"| {name} | {value:.1f} |" for name, value in evaluated["images_per_second"].items()]
-    lines += ["", "| AIS-HMC, moves of 3 leapfrogs | images / s | MB |", "|---|---|---|"]
+    lines += _table("likelihood, 10 chains × 5 moves × 3 leapfrogs | our network, images / s | user's, images / s")
+    for name in ("ours", "reference"):
+        speeds = [results[part]["images_per_second"][name] for part in ("evaluation", "evaluation_user")]
+        lines.append(f"| {name} | " + " | ".join(f"{speed:.1f}" for speed in speeds) + " |")
+    lines += _table("AIS-HMC, moves of 3 leapfrogs | images / s | MB")
     for name, case in results["likelihoods"].items():
         lines.append(f"| {name} | {case['images_per_second']:.1f} | {case['MB']:.0f} |")
-    lines += ["", "| cost grows with | ms |", "|---|---|"]
+    lines += _table("VAE step | quiet machine, ms | one core busy, ms | ratio")
+    for name, row in results["threads"].items():
+        quiet, busy = 1000 * row["quiet"], 1000 * row["busy"]
+        lines.append(f"| {name} thread{'s' * (name != '1')} | {quiet:.0f} | {busy:.0f} | {busy / quiet:.1f} |")
+    lines += _table("cost grows with | ms")
     lines += [f"| {name} | {1000 * seconds:.0f} |" for name, seconds in results["scaling"].items()]
-    lines += ["", "| alone in a process; freed memory | kept, ms | left to glibc, ms | ratio |", "|---|---|---|---|"]
+    lines += _table("alone in a process; freed memory | kept, ms | left to glibc, ms | ratio")
     for name, seconds in results["alone"].items():
         kept, left = 1000 * seconds["kept"], 1000 * seconds["left"]
         lines.append(f"| {name} | {kept:.0f} | {left:.0f} | {left / kept:.2f} |")
-    lines += ["", "| memory of a step (L-MCVAE, batch 100, if not said otherwise) | MB | ms |", "|---|---|---|"]
+    lines += _table("memory of a step (L-MCVAE, batch 100, if not said otherwise) | MB | ms")
+    held = results["memory"]
     lines += [f"| {name} | {case['MB']:.0f} | {1000 * case['seconds']:.0f} |" for name, case in held.items()]
-    lines += ["", "| from the start of Python | s |", "|---|---|"]
+    lines += _table("from the start of Python | s")
     lines += [f"| {name} | {seconds:.2f} |" for name, seconds in results["first_step"].items()]
     return "\n".join(lines)
+
+
+def _table(header: str) -> list[str]:
+    return ["", f"| {header} |", "|---" * (header.count(" | ") + 1) + "|"]
 
 
 def main() -> None:
@@ -477,8 +657,12 @@ def main() -> None:
         },
     }
     parts = {
-        "training_step": lambda: training_steps(options.rounds, options.batch),
-        "evaluation": lambda: evaluation(options.rounds, options.batch),
+        "training_step": lambda: training_steps(options.rounds, options.batch, "ours"),
+        "training_step_user": lambda: training_steps(options.rounds, options.batch, "convolutions"),
+        "decoders": lambda: decoders(options.rounds, options.batch),
+        "evaluation": lambda: evaluation(options.rounds, options.batch, "ours"),
+        "evaluation_user": lambda: evaluation(options.rounds, options.batch, "convolutions"),
+        "threads": lambda: threads(options.rounds),
         "likelihoods": likelihoods,
         "scaling": lambda: scaling(options.rounds),
         "alone": lambda: alone(options.rounds),
@@ -495,6 +679,8 @@ def main() -> None:
     tables = markdown(results)
     print(tables)
     if options.write:
+        last = json.loads(options.write.with_suffix(".json").read_text())
+        print("\n".join(["slower than the page says:", *(slower(results, last) or ["nothing"])]), file=sys.stderr)
         options.write.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
         before, _, rest = options.write.read_text().partition("<!-- measured -->")
         _, _, after = rest.partition("<!-- end -->")

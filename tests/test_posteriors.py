@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mcvae.data.splits import DataError
 from mcvae.experiments.densities import TARGETS, load_target
 from mcvae.experiments.paper import DENSITIES, ReproductionOptions
 from mcvae.experiments.posteriors import cells, run
@@ -62,3 +63,19 @@ def test_a_part_of_the_benchmark_can_be_chosen():
         ReproductionOptions(methods=["cmcd-k7"]).check("posteriors")
     with pytest.raises(ValueError, match="sonar"):
         ReproductionOptions(densities=["sonr"]).check("posteriors")
+
+
+def test_a_missing_file_is_downloaded_and_verified_or_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("MCVAE_DATA", str(tmp_path))
+    asked = []
+
+    def retrieve(url, known_hash, fname, path):
+        asked.append((url, known_hash))
+        raise OSError("no network")
+
+    monkeypatch.setattr("pooch.retrieve", retrieve)
+    with pytest.raises(DataError, match=r"ionosphere\.csv: no network.*archive\.ics\.uci\.edu"):
+        load_target("ionosphere")
+    assert asked[0][1].startswith("sha256:")
+    with pytest.raises(DataError, match=r"expected .*sonar\.csv"):
+        load_target("sonar")

@@ -2,15 +2,14 @@
 
 import csv
 import math
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mcvae.core.scores import LogDensity
+from mcvae.data.registry import data_root
 from mcvae.data.splits import DataError
 
 __all__ = ["TARGETS", "Target", "load_target"]
@@ -83,16 +82,29 @@ def _mixture() -> Target:
     return Target(log_joint, 2, 0.0)
 
 
-def _folder() -> Path:
-    return Path(os.environ.get("MCVAE_DATA", "data")) / "posteriors"
-
-
 def _rows(name: str) -> list[list[str]]:
-    path = _folder() / f"{name}.csv"
+    path = data_root() / "posteriors" / f"{name}.csv"
+    if not path.exists() and name in _SOURCES:
+        import pooch
+
+        url, checksum = _SOURCES[name]
+        try:
+            pooch.retrieve(url, checksum, fname=path.name, path=path.parent)
+        except (OSError, ValueError) as error:  # no network, no such page; or another checksum than expected
+            raise DataError(f"could not download {path}: {error}. Put the file there yourself, from {url}.") from error
     if not path.exists():
         raise DataError(f"expected {path}, which is not there. Put the file there, or set MCVAE_DATA to the folder.")
     with path.open() as file:
-        return list(csv.reader(file))
+        return [row for row in csv.reader(file) if row]
+
+
+_SOURCES = {
+    "ionosphere": (
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/ionosphere/ionosphere.data",
+        "sha256:46d52186b84e20be52918adb93e8fb9926b34795ff7504c24350ae0616a04bbd",
+    )
+}
+"""Address and checksum by name. Of sonar and pines no checksum is published."""
 
 
 def _logistic(x: Tensor, y: Tensor, log_evidence: float | None, error: float = 0.0) -> Target:
