@@ -309,7 +309,7 @@ def test_differences_to_the_vae_are_paired_image_by_image(tmp_path):
         write_rows(folder / "evaluation.csv", ["log_likelihood"], values)
         nll = Record("images", cell.settings["subject"], method, "nll", 200.0 - gain, epoch=20, standard_error=70.0)
         write_records(folder / "records.csv", [nll])
-    found = frontier.differences(tmp_path, cells)
+    found = image_tables.differences(tmp_path, cells)
     assert [record.dataset for record in found] == ["digits, weak encoder", "digits, strong encoder"]
     for record in found:
         assert record.value == pytest.approx(-0.51)  # minus: a smaller NLL

@@ -1,7 +1,6 @@
 """Where do chains pay? One budget of decoder passes per image, spent as samples, as steps, or as both."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from mcvae.experiments.cells import Cell
@@ -9,10 +8,8 @@ from mcvae.experiments.image_tables import __name__ as _images, protocol_setting
 from mcvae.experiments.paper import ReproductionOptions
 from mcvae.runs.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from mcvae.runs.method import parse_key
-from mcvae.runs.plain import read_rows
-from mcvae.runs.records import Record, paired, read_records
 
-__all__ = ["ENCODERS", "METHODS", "PRESETS", "cells", "differences"]
+__all__ = ["ENCODERS", "METHODS", "PRESETS", "cells"]
 
 METHODS = (
     "vae",
@@ -62,22 +59,4 @@ def cells(options: ReproductionOptions) -> list[Cell]:
                     }
                     name = f"frontier-{data.name}-{strength}-{method}-s{seed}"
                     found.append(Cell(name, f"{_images}:run", settings, ("evaluation",)))
-    return found
-
-
-def differences(root: Path, cells: list[Cell]) -> list[Record]:
-    """NLL minus that of the VAE with the same data, encoder and seed, paired image by image."""
-    done = {cell.name: cell for cell in cells if (root / cell.name / "records.csv").exists()}
-    found = []
-    for name, cell in done.items():
-        method, folder = cell.settings["method"], root / name
-        baseline = root / name.replace(f"-{method}-", "-vae-")
-        if method == "vae" or baseline.name not in done:
-            continue
-        measured = paired(
-            read_rows(baseline / "evaluation.csv"), read_rows(folder / "evaluation.csv"), "log_likelihood"
-        )
-        nll = [record for record in read_records(folder / "records.csv") if record.metric == "nll"]
-        if measured is not None and nll:
-            found.append(replace(nll[-1], metric="nll_minus_vae", value=measured[0], standard_error=measured[1]))
     return found
