@@ -44,6 +44,14 @@ def test_two_workers_give_the_same_records(tmp_path):
     assert run_cells(tmp_path / "two", cells, workers=2) == run_cells(tmp_path / "none", cells)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("chosen", "threads"), [("3", 3.0), ("", max(1, (os.cpu_count() or 1) // 2))])
+def test_workers_have_the_threads_that_the_user_chose(tmp_path, monkeypatch, chosen, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    (found,) = run_cells(tmp_path, [cell("a", "count_threads")], workers=2)
+    assert found.value == threads
+
+
 def test_a_failure_is_retried_then_named_and_the_others_go_on(tmp_path):
     cells = [cell("bad", "fail", times=99), cell("shaky", "fail", times=1), cell("good", value=1.0)]
     with pytest.raises(SweepError, match="1 of 3 cells are not done:\n  bad: RuntimeError: no luck"):

@@ -20,7 +20,7 @@ from mcvae.runs.plain import RunError, read_json
 from mcvae.training.evaluate_run import evaluate_run
 from mcvae.training.loading import load_run, read_config
 from mcvae.training.module import DivergedError, VariationalTraining
-from mcvae.training.run import train
+from mcvae.training.run import threads_for, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
 
@@ -467,3 +467,19 @@ def test_celeba_in_its_canonical_layout_trains(tmp_path, monkeypatch):
     assert described["model"]["likelihood"] == "gaussian"
     options = {"spacing": "linear", "simulated": 0, "compare_iwae": False}
     assert evaluate_run(run, num_steps=2, num_samples=2, **options).num_images == 5
+
+
+def test_small_batches_are_trained_with_one_thread_unless_the_user_chose(monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        with threads_for(3_200):
+            assert torch.get_num_threads() == 1
+        with threads_for(78_400):
+            assert torch.get_num_threads() == 2
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        with threads_for(3_200):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

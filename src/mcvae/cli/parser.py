@@ -71,6 +71,7 @@ def build_parser(commands: Sequence[str] | None = None) -> Any:
         exit_on_error=False,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--threads", metavar="N", help="threads of torch, for every command, also after its name")
     subcommands = parser.add_subcommands(required=True, dest="command")
     for name in commands or COMMANDS:
         module = import_module(COMMANDS[name])

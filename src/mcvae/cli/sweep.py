@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from mcvae.cli.progress import live_table
-from mcvae.experiments.cells import Cluster, run_cells
+from mcvae.experiments.cells import Cluster, chosen_threads, run_cells
 from mcvae.experiments.grid import Grid
 from mcvae.report.comparison import show as show_table
 from mcvae.runs.config import check_range
@@ -23,7 +23,6 @@ class Options(Grid):
     Args:
         out: folder of the cells.
         workers: processes; as many as there are cores if not given.
-        threads: of each process.
         retries: how often a failed cell is tried again, from its last checkpoint.
         backend: local processes, or ray, for which out must be a folder that all machines share.
         address: of the Ray cluster; local starts one here.
@@ -32,7 +31,6 @@ class Options(Grid):
 
     out: str = "sweep"
     workers: int | None = None
-    threads: int = 1
     retries: int = 1
     backend: Literal["local", "ray"] = "local"
     address: str = "auto"
@@ -45,7 +43,7 @@ def run(options: Options) -> None:
     Finished cells are skipped, interrupted ones resume, failed ones are reported at the end. If only the evaluation's
     settings have changed, training is not repeated.
     """
-    for name, least in {"workers": 1, "threads": 1, "retries": 0, "gpus": 0}.items():
+    for name, least in {"workers": 1, "retries": 0, "gpus": 0}.items():
         check_range(name, getattr(options, name), least)
     if "://" in options.out:
         raise ValueError(f"--out must be a folder that all workers share, got {options.out}.")
@@ -55,7 +53,7 @@ def run(options: Options) -> None:
             Path(options.out),
             cells,
             workers=options.workers or os.cpu_count() or 1,
-            threads=options.threads,
+            threads=chosen_threads() or 1,
             retries=options.retries,
             cluster=Cluster(options.address, options.gpus) if options.backend == "ray" else None,
             show=show,

@@ -27,7 +27,7 @@ from mcvae.runs.plain import RunError, checked, number, read_json, read_rows, wr
 from mcvae.runs.records import Record, read_records, write_records
 from mcvae.runs.storage import held, lock_of
 
-__all__ = ["Cell", "Cluster", "Progress", "SweepError", "look", "run_cells"]
+__all__ = ["Cell", "Cluster", "Progress", "SweepError", "chosen_threads", "look", "run_cells"]
 
 
 class SweepError(Exception):
@@ -107,7 +107,9 @@ def run_cells(
     elif workers < 1:
         _work(root, cells, retries)
     else:
-        _supervise(root, cells, workers, threads or _share_of_cores(workers), retries, show)
+        _supervise(
+            root, cells, workers, threads or chosen_threads() or max(1, (os.cpu_count() or 1) // workers), retries, show
+        )
     progress = look(root, cells)
     show(progress)
     failed = [cell for cell in progress if cell.status != "done"]
@@ -118,6 +120,12 @@ def run_cells(
             "same command to retry them, and only them."
         )
     return [record for cell in cells for record in read_records(root / cell.name / "records.csv")]
+
+
+def chosen_threads() -> int | None:
+    """What `--threads` or the environment variable OMP_NUM_THREADS says."""
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return int(chosen) if chosen.isdigit() else None
 
 
 def look(root: Path, cells: Sequence[Cell]) -> list[Progress]:
@@ -237,11 +245,6 @@ def _supervise(
             process.terminate()
         for process in team:
             process.join()
-
-
-def _share_of_cores(workers: int) -> int:
-    chosen = os.environ.get("OMP_NUM_THREADS", "")
-    return int(chosen) if chosen.isdigit() else max(1, (os.cpu_count() or 1) // workers)
 
 
 def _worker(root: Path, cells: Sequence[Cell], retries: int, threads: int) -> None:
