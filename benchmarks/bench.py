@@ -176,6 +176,7 @@ def ais_by_package(bridge: mcvae.Bridge, samples: int, k: int) -> torch.Tensor:
         schedule=mcvae.LinearSchedule(k, interior=True),
         num_samples=samples,
         step_size=STEP_HMC,
+        check=False,
         generator=source(),
     ).log_weights
 
