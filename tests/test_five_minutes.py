@@ -149,6 +149,13 @@ def test_new_data_must_be_like_those_of_training(wine, capsys, tmp_path):
     call(capsys, "encode", wine, moved, "--out", tmp_path / "a.npz")
     call(capsys, "encode", wine, "wine.csv", "--out", tmp_path / "b.npz")
     assert np.allclose(np.load(tmp_path / "a.npz")["mean"], np.load(tmp_path / "b.npz")["mean"], atol=1e-5)
+    parts = [
+        "split",
+        *(["test", "train"][number % 2] for number in range(len(lines))),
+    ]  # the order stays that of the file
+    moved.write_text("\n".join(f"{row},{part}" for row, part in zip([header, *lines], parts, strict=True)))
+    call(capsys, "encode", wine, moved, "--out", tmp_path / "a.npz")
+    assert np.allclose(np.load(tmp_path / "a.npz")["mean"], np.load(tmp_path / "b.npz")["mean"], atol=1e-5)
     moved.write_text("\n".join([",".join(names[1:])] + [",".join(row.split(",")[1:]) for row in lines]))
     assert "the column 'alcohol', which the run was trained on, is missing" in fails(capsys, "encode", wine, moved)
     np.save(tmp_path / "x.npy", np.ones((4, 5)))

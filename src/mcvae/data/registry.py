@@ -155,7 +155,12 @@ def load_data(
 
 
 def read_source(
-    name: str, *, size: int | None = None, root: str | Path | None = None, condition: Sequence[str] = ()
+    name: str,
+    *,
+    size: int | None = None,
+    root: str | Path | None = None,
+    condition: Sequence[str] = (),
+    whole: bool = False,
 ) -> dict[str, "Raw"]:
     """The rows of a file or folder, unchecked, by split or "all" of them.
 
@@ -164,16 +169,17 @@ def read_source(
         size: of images.
         root: converted images are kept in its folder `converted`.
         condition: what to condition on.
+        whole: see `Reading`.
     """
     from mcvae.data.raw import Reading
     from mcvae.data.splits import DataError
 
     check_source(name)
-    path = Path(name).expanduser()
+    path, reading = Path(name).expanduser(), Reading(size, condition, whole)
     try:
         with needs_extra(f"reading {path.suffix or 'images'}"):
             more = (data_root(root) / "converted",) if path.is_dir() else ()
-            return SOURCES["" if path.is_dir() else path.suffix].read(path, Reading(size, condition), *more)
+            return SOURCES["" if path.is_dir() else path.suffix].read(path, reading, *more)
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
 

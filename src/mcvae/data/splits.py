@@ -130,7 +130,7 @@ class Splits:
     def fingerprint(self) -> str:
         """Of the contents of all splits: a run that is evaluated must find the data it was trained on."""
         digest = hashlib.sha256()
-        for data in self._all():
+        for data in (*self._all(), *(self.given or ())):
             digest.update(str(list(data.shape)).encode())
             digest.update(data.contiguous().view(-1).view(torch.uint8).numpy().data if len(data) else b"")
         return digest.hexdigest()[:16]
