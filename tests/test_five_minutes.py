@@ -199,6 +199,18 @@ def test_methods_in_python_do_the_same(wine):
     assert model.simulate(2)[0].shape == (2, 13)
 
 
+@pytest.mark.parametrize("options", [["--data.condition", "[folder]"], ["--model.likelihood", "categorical"]])
+def test_images_are_drawn_whatever_their_model(options, capsys, tmp_path):
+    run = tmp_path / "run"
+    call(capsys, "train", "--data", "photos", *SHORT, "--run.epochs", 1, *options, "--run.folder", run)
+    call(capsys, "sample", run, "--number", 9, "--out", tmp_path / "drawn.png")
+    drawn = np.asarray(Image.open(tmp_path / "drawn.png"))
+    dark = Image.open(tmp_path / "drawn.png").crop((4, 4, 8, 8)).getextrema()  # the corner of a digit
+    assert drawn.ndim == 2
+    assert drawn.max() > 150
+    assert dark[0] < 60
+
+
 def own_model():
     networks = torch.nn.Linear(4, 4), torch.nn.Linear(2, 4)
     return mcvae.LatentVariableModel(

@@ -45,6 +45,10 @@ def test_every_format_gives_the_same_rows(suffix, tmp_path):
     path = tmp_path / f"rows{suffix}"
     save(path, ROWS)
     data = load_data(str(path), validation=2, test=1)
+    with pytest.raises(
+        ValueError, match="between 0 and 5 of 6 data, got 6. Choose another --data.validation or --data"
+    ):
+        load_data(str(path), test=6)
     assert (data.kind, data.shape) == ("real", (2,))
     assert [len(data.train), len(data.validation), len(data.test)] == [3, 2, 1]
     assert sorted_rows(everything(data)) == sorted_rows(ROWS)
@@ -146,6 +150,13 @@ def test_images_are_resized_and_cropped_on_request(tmp_path, cache):
     greys = [image for image in everything(data) if image[2, 5, 5] == 200]
     assert len(greys) == 4
     assert all((image[:, :, 1:-1] == 200).all() for image in greys)
+
+
+def test_only_a_folder_of_images_has_a_size(tmp_path):
+    np.save(tmp_path / "x.npy", ROWS)
+    for name in (str(tmp_path / "x.npy"), "digits"):
+        with pytest.raises(ValueError, match="--data.size is for a folder of images"):
+            load_data(name, size=8)
 
 
 def test_folders_of_splits_are_respected(tmp_path, cache):

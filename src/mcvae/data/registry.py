@@ -144,6 +144,8 @@ def load_data(
     ...     load_data(f"{folder}/counts.npy")
     counts.npy: rows of 2 counts, 17 for training, 1 for validation, 2 for testing
     """
+    if size is not None and not (is_own(name) and Path(name).expanduser().is_dir()):
+        raise ValueError(f"--data.size is for a folder of images; {name} is none. Leave it out.")
     if not is_own(name):
         if condition:
             raise ValueError(f"{name} has nothing to condition on; give a file of your own with labels.")

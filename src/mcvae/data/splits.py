@@ -154,8 +154,8 @@ def hold_out(data: Tensor, count: int, seed: int = _SPLIT_SEED) -> tuple[Tensor,
     """
     if not 0 <= count < len(data):
         raise ValueError(
-            f"expected to hold out between 0 and {len(data) - 1} of {len(data)} images, got {count}. "
-            "Choose another number of validation images."
+            f"expected to hold out between 0 and {len(data) - 1} of {len(data)} data, got {count}. "
+            "Choose another --data.validation or --data.test."
         )
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
     return data[order[count:].sort().values], data[order[:count]]
