@@ -190,3 +190,15 @@ def test_an_interrupt_that_was_dropped_is_raised_again():
         interruption()
     with pytest.raises(KeyboardInterrupt):
         interruption.check()
+
+
+@pytest.mark.parametrize("arguments", [["methods"], ["train", "--help"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_ends_a_command_in_silence(arguments, unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "mcvae", *arguments]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writing)
+    assert done.stderr == ""

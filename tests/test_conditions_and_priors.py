@@ -52,7 +52,7 @@ def test_what_cannot_be_conditioned_on_is_named(labelled, tmp_path):
     with pytest.raises(DataError, match=r"line 2, column 'label': expected a number, got .*--data.condition \[label\]"):
         load_data(str(labelled))
     np.savez(tmp_path / "x.npz", x=np.ones((5, 2)), y=np.arange(4))
-    with pytest.raises(DataError, match="'y' of all must have one value for each of 5 rows"):
+    with pytest.raises(DataError, match="x.npz: 'y' must have one value for each of 5 rows"):
         load_data(str(tmp_path / "x.npz"), condition=["y"])
 
 
@@ -85,6 +85,9 @@ def test_a_conditional_model_knows_what_its_labels_say(labelled, tmp_path, monke
     left, right = (drawn[drawn[:, column] == 1, 0] for column in (2, 3))
     for group, sign in ((left, -1), (right, 1)):  # a model that ignores its label has one mean for both
         assert sign * group.mean() > 5 * group.std() / len(group) ** 0.5
+    exchanged.write_text("first,second,label,age\n1,2,left,old\n")
+    with pytest.raises(DataError, match="exchanged.csv, line 2: age is 'old'; the training data have numbers"):
+        apply_run(run, str(exchanged))
     exchanged.write_text("first,second,label,age\n1,2,up,3\n")
     with pytest.raises(
         DataError, match="exchanged.csv, line 2: label is 'up'; the training data have only left, right"

@@ -169,7 +169,7 @@ def test_names_are_checked(mnist):
         load_images("fashion_mnist")
     with pytest.raises(ValueError, match="train, validation, test; got 'valid'"):
         load_images("digits").split("valid")
-    with pytest.raises(ValueError, match="between 0 and 11 of 12 images, got 12"):
+    with pytest.raises(ValueError, match="between 0 and 11 of 12 data, got 12"):
         load_images("mnist", mnist.parents[1], validation=12)
     with pytest.raises(ValueError, match="uint8"):
         Splits("grey", *(torch.zeros(1, 2, 2, dtype=torch.uint8) for _ in range(3)))

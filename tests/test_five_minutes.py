@@ -149,6 +149,13 @@ def test_new_data_must_be_like_those_of_training(wine, capsys, tmp_path):
     call(capsys, "encode", wine, moved, "--out", tmp_path / "a.npz")
     call(capsys, "encode", wine, "wine.csv", "--out", tmp_path / "b.npz")
     assert np.allclose(np.load(tmp_path / "a.npz")["mean"], np.load(tmp_path / "b.npz")["mean"], atol=1e-5)
+    parts = [
+        "split",
+        *(["test", "train"][number % 2] for number in range(len(lines))),
+    ]  # the order stays that of the file
+    moved.write_text("\n".join(f"{row},{part}" for row, part in zip([header, *lines], parts, strict=True)))
+    call(capsys, "encode", wine, moved, "--out", tmp_path / "a.npz")
+    assert np.allclose(np.load(tmp_path / "a.npz")["mean"], np.load(tmp_path / "b.npz")["mean"], atol=1e-5)
     moved.write_text("\n".join([",".join(names[1:])] + [",".join(row.split(",")[1:]) for row in lines]))
     assert "the column 'alcohol', which the run was trained on, is missing" in fails(capsys, "encode", wine, moved)
     np.save(tmp_path / "x.npy", np.ones((4, 5)))
@@ -190,6 +197,18 @@ def test_methods_in_python_do_the_same(wine):
     assert model.encode(x).mean.shape == (3, model.latent_dim)
     assert torch.equal(model.reconstruct(x), model.decoder(model.encode(x).mean).mean)
     assert model.simulate(2)[0].shape == (2, 13)
+
+
+@pytest.mark.parametrize("options", [["--data.condition", "[folder]"], ["--model.likelihood", "categorical"]])
+def test_images_are_drawn_whatever_their_model(options, capsys, tmp_path):
+    run = tmp_path / "run"
+    call(capsys, "train", "--data", "photos", *SHORT, "--run.epochs", 1, *options, "--run.folder", run)
+    call(capsys, "sample", run, "--number", 9, "--out", tmp_path / "drawn.png")
+    drawn = np.asarray(Image.open(tmp_path / "drawn.png"))
+    dark = Image.open(tmp_path / "drawn.png").crop((4, 4, 8, 8)).getextrema()  # the corner of a digit
+    assert drawn.ndim == 2
+    assert drawn.max() > 150
+    assert dark[0] < 60
 
 
 def own_model():

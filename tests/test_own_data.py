@@ -45,6 +45,10 @@ def test_every_format_gives_the_same_rows(suffix, tmp_path):
     path = tmp_path / f"rows{suffix}"
     save(path, ROWS)
     data = load_data(str(path), validation=2, test=1)
+    with pytest.raises(
+        ValueError, match="between 0 and 5 of 6 data, got 6. Choose another --data.validation or --data"
+    ):
+        load_data(str(path), test=6)
     assert (data.kind, data.shape) == ("real", (2,))
     assert [len(data.train), len(data.validation), len(data.test)] == [3, 2, 1]
     assert sorted_rows(everything(data)) == sorted_rows(ROWS)
@@ -148,6 +152,13 @@ def test_images_are_resized_and_cropped_on_request(tmp_path, cache):
     assert all((image[:, :, 1:-1] == 200).all() for image in greys)
 
 
+def test_only_a_folder_of_images_has_a_size(tmp_path):
+    np.save(tmp_path / "x.npy", ROWS)
+    for name in (str(tmp_path / "x.npy"), "digits"):
+        with pytest.raises(ValueError, match="--data.size is for a folder of images"):
+            load_data(name, size=8)
+
+
 def test_folders_of_splits_are_respected(tmp_path, cache):
     for split, number in {"train": 4, "val": 2, "test": 3}.items():
         photographs(tmp_path / "photos" / split, number)
@@ -187,6 +198,14 @@ def wrong_files(folder):
             "one shape.*train have .2., those of test .1.",
         ),
         "code.pt": (lambda p: torch.save({"x": "word"}, p), "code.pt.*tensor"),
+        "module.pt": (lambda p: torch.save(torch.nn.Linear(1, 1), p), "module.pt.*damaged, or holds Python objects"),
+        "sparse.pt": (lambda p: torch.save(torch.eye(4).to_sparse(), p), "sparse.pt cannot be read.*Sparse"),
+        "large.npy": (lambda p: np.save(p, np.full((4, 2), 2**31)), "large.npy, row 0 .*column 0: expected a count"),
+        "huge.npy": (lambda p: np.save(p, 1e39 * ROWS), "huge.npy, row 0 .*column 0 is not a finite number of 32 bits"),
+        "date.parquet": (
+            lambda p: parquet.write_table(pyarrow.table({"a": ROWS[:, 0], "b": np.arange(6).astype("M8[D]")}), p),
+            "date.parquet, row 0 .*column 'b': expected a number, got '1970-01-01",
+        ),
         "html.parquet": (lambda p: p.write_text("<html>"), "html.parquet cannot be read as Parquet"),
         "html.h5ad": (lambda p: p.write_text("<html>"), "html.h5ad cannot be read"),
         "photos": (lambda p: (photographs(p, 3), (p / "2.png").write_bytes(b"no")), "photos/2.png"),
@@ -206,6 +225,61 @@ def test_a_wrong_file_is_named_with_its_row(name, tmp_path, cache):
     write(tmp_path / name)
     with pytest.raises(DataError, match=message):
         load_data(str(tmp_path / name))
+
+
+def test_what_a_model_is_conditioned_on_must_be_there(tmp_path):
+    path = tmp_path / "x.csv"
+    for cell in ("", "nan", "inf"):
+        path.write_text("a,age\n" + "1,2.5\n" * 8 + f"1,{cell}\n")
+        with pytest.raises(DataError, match="x.csv, line 10: 'age', which the model is conditioned on, is missing"):
+            load_data(str(path), condition=["age"])
+    parquet.write_table(pyarrow.table({"a": ROWS[:, 0], "y": ["u", "v", None, "u", "v", "u"]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match="x.parquet, row 2 .*'y', which .* is missing"):
+        load_data(str(tmp_path / "x.parquet"), condition=["y"])
+    for categories in ([b"p", b"q"], [1, 2]):
+        with h5py.File(tmp_path / "x.h5ad", "w") as file:
+            file["X"] = np.ones((4, 3))
+            file["obs/y/codes"], file["obs/y/categories"] = [0, 1, -1, 0], categories
+        with pytest.raises(DataError, match="x.h5ad, row 2 .*'y', which .* is missing"):
+            load_data(str(tmp_path / "x.h5ad"), condition=["y"])
+
+
+def test_other_labels_are_other_data(tmp_path):
+    for name, label in {"one": 0, "other": 1}.items():
+        np.savez(tmp_path / name, x=ROWS, label=np.array([0, 1, 0, 1, 0, label]))
+    one, other = (load_data(str(tmp_path / f"{name}.npz"), condition=["label"]) for name in ("one", "other"))
+    assert one.fingerprint() != other.fingerprint()
+
+
+def test_names_of_rows_are_not_modelled(tmp_path):
+    """As `DataFrame.to_csv`, R's `write.csv` and `DataFrame.to_parquet` add them."""
+    (tmp_path / "x.csv").write_text(",a,b\n" + "".join(f"{row},{a},{b}\n" for row, (a, b) in enumerate(ROWS)))
+    index = pyarrow.table({"a": ROWS[:, 0], "b": ROWS[:, 1], "__index_level_0__": np.arange(6)})
+    parquet.write_table(index, tmp_path / "x.parquet")
+    for name in ("x.csv", "x.parquet"):
+        data = load_data(str(tmp_path / name))
+        assert data.columns == ["a", "b"]
+        assert sorted_rows(everything(data)) == sorted_rows(ROWS)
+
+
+def test_images_of_16_bits_keep_their_greys(tmp_path, cache):
+    (tmp_path / "photos").mkdir()
+    for index in range(4):
+        Image.fromarray(np.full((4, 4), 257 * 50 * index, np.uint16)).save(tmp_path / "photos" / f"{index}.png")
+    data = load_data(str(tmp_path / "photos"))
+    assert data.shape == (1, 4, 4)
+    assert sorted(everything(data)[:, 0, 0, 0].tolist()) == [0, 50, 100, 150]
+
+
+def test_photographs_stand_as_the_camera_was_held(tmp_path, cache):
+    (tmp_path / "photos").mkdir()
+    lying = Image.fromarray(np.array([[10, 20, 30], [40, 50, 60]], np.uint8))
+    exif = lying.getexif()
+    exif[0x0112] = 6  # turn it clockwise
+    for index in range(3):
+        lying.save(tmp_path / "photos" / f"{index}.png", exif=exif)
+    data = load_data(str(tmp_path / "photos"))
+    assert data.train[0, 0].tolist() == [[40, 10], [50, 20], [60, 30]]
 
 
 def test_sparse_counts_and_their_layer_are_read(tmp_path):

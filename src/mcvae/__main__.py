@@ -1,5 +1,6 @@
 """`mcvae` and `python -m mcvae`: the command line, and one sentence where it is not installed."""
 
+import os
 import sys
 
 from mcvae._extras import MissingExtraError, needs_extra
@@ -20,6 +21,19 @@ def main() -> int:
             raise
         print(error, file=sys.stderr)
         return 1
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is left of the output. If Python did it on its way out, it would complain about a closed pipe."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"mcvae: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

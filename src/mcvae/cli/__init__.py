@@ -33,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         if not interruption.seen or end.code == 130:  # which has said how to continue
             raise
+    except BrokenPipeError:  # whoever read the output has left, as `head` does
+        return 1
     except ModuleNotFoundError:  # `mcvae.__main__` names the extra that brings it
         raise
     except Exception as error:

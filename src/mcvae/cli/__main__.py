@@ -2,7 +2,7 @@
 
 import sys
 
-from mcvae.cli import main
+from mcvae.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,7 +24,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Write data as the model sees them, and the mean of p(x|z) at the mean of q(z|x), in the units of the data."""
+    """Write data as the model sees them, and the mean of p(x|z) at the mean of q(z|x); tables in their own units."""
     check_range("limit", options.limit, 1)
     from mcvae.training.exports import check_export, export
 

@@ -47,12 +47,12 @@ def run(options: Options) -> None:
     from mcvae.training.pictures import save_grid
 
     model, described = load(home.path), read_described(home.path)
-    if options.format == "png" and not described.drawable:
+    if options.format == "png" and described.datum.kind != "pixels":
         raise ValueError(f"{options.folder} is not a run on images; draw numbers with --format npz.")
     path.parent.mkdir(parents=True, exist_ok=True)
     found = drawn(model, described, options.number, options.seed)
     if options.format == "png":
-        save_grid(found["mean"], path)
+        save_grid(found["mean"] / described.white, path)
     else:
         export(path, {name: values.numpy() for name, values in found.items()})
     home.push()

@@ -36,17 +36,22 @@ def read_array(path: Path, reading: Reading) -> dict[str, Raw]:
     whole = not set(names) & set(_SPLITS)
     found = dict[str, Raw]()
     for name in names:
-        conditions = {key: _condition(path, arrays, key if whole else f"{name}_{key}") for key in reading.condition}
-        key = "all" if whole else name
-        found[key] = Raw(arrays[name], at_index(path, name if name else ""), conditions=conditions)
+        names_of = {key: key if whole else f"{name}_{key}" for key in reading.condition}
+        conditions = {key: _condition(path, arrays, each, len(arrays[name])) for key, each in names_of.items()}
+        found["all" if whole else name] = Raw(arrays[name], at_index(path, name if name else ""), conditions=conditions)
     return found
 
 
-def _condition(path: Path, arrays: dict[str, Array], name: str) -> Array:
+def _condition(path: Path, arrays: dict[str, Array], name: str, rows: int) -> Array:
     if name not in arrays:
         raise DataError(
             f"{path} has no array {name!r} to condition on; it holds {', '.join(arrays)}. Save one with a value for "
             "every row, or choose another --data.condition."
+        )
+    if arrays[name].shape != (rows,):
+        raise DataError(
+            f"{path}: {name!r} must have one value for each of {rows} rows, got an array of shape "
+            f"{list(arrays[name].shape)}."
         )
     return arrays[name]
 
@@ -61,8 +66,18 @@ def _arrays(path: Path) -> dict[str, Array]:
         with open(path, "rb") as file:
             content = np.load(file, allow_pickle=False)
             return dict(content) if isinstance(content, np.lib.npyio.NpzFile) else {"": content}
-    except (ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+    except (
+        ValueError,
+        TypeError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        pickle.UnpicklingError,
+    ) as error:
         reason = " ".join(str(error).split())[:200].removesuffix(".")
+        if isinstance(error, pickle.UnpicklingError):  # torch would advise to trust the file
+            reason = "it is damaged, or holds Python objects"
         raise DataError(
             f"{path} cannot be read as an array of numbers: {reason}. Save it with numpy.save, numpy.savez or "
             "torch.save; Python objects are never read."

@@ -3,11 +3,10 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from mcvae.data.raw import Array, Raw, Reading
+from mcvae.data.raw import Array, Raw, Reading, is_number
 from mcvae.data.splits import DataError
 
 __all__ = ["read_csv", "read_parquet"]
@@ -16,7 +15,8 @@ __all__ = ["read_csv", "read_parquet"]
 def read_csv(path: Path, reading: Reading) -> dict[str, Raw]:
     """A table of numbers separated by commas, semicolons or tabs, with or without a line of names.
 
-    A column called split, with the words train, validation and test, says where a row belongs.
+    A column called split, with the words train, validation and test, says where a row belongs. A first column whose
+    name is empty holds the names of rows, as pandas and R write them, and is left out.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -30,7 +30,8 @@ def read_csv(path: Path, reading: Reading) -> dict[str, Raw]:
     if not rows:
         raise DataError(f"{path} is empty. A table needs a line of numbers for every datum.")
     names = [f"column {number}" for number in range(1, len(rows[0][1]) + 1)]
-    if not all(_is_number(cell) for cell in rows[0][1]):
+    indexed = not rows[0][1][0].strip()
+    if not all(is_number(cell) for cell in rows[0][1]):
         names = [name.strip() or names[place] for place, name in enumerate(rows.pop(0)[1])]
     if not rows:
         raise DataError(f"{path} has a line of names and no line of numbers.")
@@ -43,6 +44,8 @@ def read_csv(path: Path, reading: Reading) -> dict[str, Raw]:
     if len(columns) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path} has two columns called {twice!r}. Rename one.")
+    if indexed:
+        del columns[names[0]]
     return _parts(path, columns, reading, lambda row: f"{path}, line {rows[row][0]}")
 
 
@@ -56,7 +59,8 @@ def read_parquet(path: Path, reading: Reading) -> dict[str, Raw]:
         raise DataError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}.") from error
     if not table.num_rows:
         raise DataError(f"{path} is empty. A table needs a row for every datum.")
-    columns = {name: table.column(name).to_numpy() for name in table.column_names}
+    named = [name for name in table.column_names if not name.startswith("__index_level_")]  # by which pandas keeps rows
+    columns = {name: table.column(name).to_numpy() for name in named}
     return _parts(path, columns, reading, lambda row: f"{path}, row {row} (counted from 0)")
 
 
@@ -70,7 +74,7 @@ def _parts(path: Path, columns: dict[str, Array], reading: Reading, place: Calla
     if not modelled:
         raise DataError(f"{path} has no column left to model.")
     values = np.stack([_numbers(name, columns[name], place) for name in modelled], 1)
-    if split is None:
+    if split is None or reading.whole:
         return {"all": Raw(values, place, modelled, conditions)}
     words = [str(word).strip() for word in split]
     for row, word in enumerate(words):
@@ -92,9 +96,9 @@ def _of(place: Callable[[int], str], indices: Array) -> Callable[[int], str]:
 def _numbers(name: str, column: Array, place: Callable[[int], str]) -> Array:
     """A column as float64; whatever is not a number is named."""
     try:
-        return column.astype(np.float64)
+        return _plain(column).astype(np.float64)
     except (ValueError, TypeError):
-        row = next(row for row, cell in enumerate(column) if not _is_number(cell))
+        row = next(row for row, cell in enumerate(_plain(column)) if not is_number(cell))
         raise DataError(
             f"{place(row)}, column {name!r}: expected a number, got {str(column[row])[:40]!r}. Fill it in or remove "
             f"the row; or, if it is a label, condition on it: --data.condition [{name}]."
@@ -103,14 +107,11 @@ def _numbers(name: str, column: Array, place: Callable[[int], str]) -> Array:
 
 def _maybe_numbers(column: Array) -> Array:
     try:
-        return column.astype(np.float64)
+        return _plain(column).astype(np.float64)
     except (ValueError, TypeError):
-        return column.astype(str)
+        return np.array(["" if cell is None else str(cell) for cell in column])
 
 
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except (ValueError, TypeError):
-        return False
-    return True
+def _plain(column: Array) -> Array:
+    """Dates as words: NumPy would make numbers of them."""
+    return column.astype(str) if column.dtype.kind in "mM" else column

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcvae.data.raw import Array
+from mcvae.data.raw import Array, is_number
 from mcvae.data.splits import DataError
 
 __all__ = ["Coding", "code", "codings_of", "plain", "read_codings"]
@@ -41,14 +41,13 @@ class Coding:
         >>> Coding.of("age", np.array([20.5, 40.5])).mean
         30.5
         """
+        values = values[~_missing(values)]
         whole = values.dtype.kind in "biu" or (values.dtype.kind == "f" and bool((values == np.floor(values)).all()))
         words = np.unique(_words(values))
         if values.dtype.kind in "US" or (whole and len(words) <= 20):
             if len(words) > _MOST_LABELS:
                 raise DataError(f"{name!r} has {len(words)} different labels to condition on; at most {_MOST_LABELS}.")
             return cls(name, tuple(words.tolist()))
-        if not np.isfinite(values).all():
-            raise DataError(f"{name!r} to condition on has values that are not finite numbers.")
         return cls(name, (), float(values.mean()), float(values.std()) or 1.0)
 
     @property
@@ -57,8 +56,17 @@ class Coding:
         return len(self.labels) or 1
 
     def __call__(self, values: Array, place: Callable[[int], str]) -> Tensor:
-        """`[N]` as numbers `[N, size]`; a label that was not seen in training is named with its row."""
+        """`[N]` as numbers `[N, size]`; what is missing, or was not seen in training, is named with its row."""
+        missing = _missing(values)
+        if missing.any():
+            raise DataError(
+                f"{place(int(np.argmax(missing)))}: {self.name!r}, which the model is conditioned on, is missing or "
+                "not finite. Fill it in, or remove the row."
+            )
         if not self.labels:
+            if values.dtype.kind in "US":
+                row, word = next((row, word) for row, word in enumerate(values) if not is_number(word))
+                raise DataError(f"{place(row)}: {self.name} is {str(word)!r}; the training data have numbers.")
             return ((torch.from_numpy(values.astype(np.float64)) - self.mean) / self.scale).float().unsqueeze(1)
         words = _words(values)
         unknown = ~np.isin(words, self.labels)
@@ -67,6 +75,12 @@ class Coding:
             known = ", ".join(self.labels[:20])
             raise DataError(f"{place(row)}: {self.name} is {str(words[row])!r}; the training data have only {known}.")
         return torch.from_numpy(words[:, None] == np.array(self.labels)[None]).float()
+
+
+def _missing(values: Array) -> Array:
+    """Which are empty words or not finite numbers."""
+    missing: Array = values == "" if values.dtype.kind in "US" else ~np.isfinite(values)
+    return missing
 
 
 def _words(values: Array) -> Array:

@@ -13,6 +13,9 @@ from mcvae.data.splits import DataError
 __all__ = ["read_folder"]
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
+_DEEP = ("I;16", "I;16B", "I")
+"""Modes in which Pillow opens grey images of 16 bits. Its own conversion to 8 would make all above 255 white."""
+_ORIENTATION = 0x0112  # how the camera was held: a tag of EXIF
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
 
 
@@ -77,8 +80,10 @@ def _shape(folder: Path, names: list[str], size: int | None) -> tuple[int, int, 
     for name in names:
         try:
             with Image.open(folder / name) as image:
-                grey = grey and image.mode in ("1", "L", "LA")
+                grey = grey and image.mode in ("1", "L", "LA", *_DEEP)
                 width, height = image.size
+                if image.getexif().get(_ORIENTATION, 1) > 4:  # lies on its side
+                    width, height = height, width
         except (OSError, ValueError, SyntaxError) as error:  # a SyntaxError is Pillow's word for a broken PNG
             raise DataError(
                 f"{folder / name} is not an image that can be read: {error}. Remove it, or replace it."
@@ -95,9 +100,12 @@ def _shape(folder: Path, names: list[str], size: int | None) -> tuple[int, int, 
 
 
 def _convert(image: Any, shape: tuple[int, int, int]) -> Pixels:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     channels, height, width = shape
+    image = ImageOps.exif_transpose(image)  # as the camera was held
+    if image.mode in _DEEP:
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("RGBA", "LA", "P"):  # what is transparent is white, as on a page
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -57,7 +57,9 @@ def _column(path: Path, file: Any, name: str) -> Array:
     column = table[name]
     if hasattr(column, "keys"):  # a categorical: codes and categories
         codes: Array = np.asarray(column["codes"])
-        return np.take(_decoded(np.asarray(column["categories"])), codes)
+        categories = _decoded(np.asarray(column["categories"]))
+        missing = "" if categories.dtype.kind == "U" else np.nan
+        return np.take(np.append(categories, missing), codes)  # -1, the last, is the code of what is missing
     return _decoded(np.asarray(column))
 
 

@@ -48,13 +48,6 @@ def split(
     cuts = cut(tensors, validation, test, seed)
     if not parts[first].conditions:
         return Splits(name, *cuts, columns=list(parts[first].columns))
-    for key, raw in parts.items():
-        for what, values in raw.conditions.items():
-            if values.shape != (len(raw.values),):
-                raise DataError(
-                    f"{name}: {what!r} of {key} must have one value for each of {len(raw.values)} rows, got an array "
-                    f"of shape {list(values.shape)}."
-                )
     codings = codings_of(parts["all" if "all" in parts else "train"].conditions)
     coded = {key: code(codings, raw.conditions, raw.place) for key, raw in parts.items()}
     given = cut(coded, validation, test, seed)
@@ -96,24 +89,26 @@ def as_tensor(raw: Raw, kind: Kind | Literal["auto"] = "auto") -> Tensor:
             f"{raw.place(0)}: expected rows [N, ...], one for every datum, got an array of shape {list(values.shape)}."
         )
     kind = _kind(raw) if kind == "auto" else kind
-    if not np.isfinite(values).all():
-        row = first_row(~np.isfinite(values))
-        raise DataError(f"{raw.place(row)}{_column(raw, ~np.isfinite(values), row)} is not a finite number. {_FILL}")
+    with np.errstate(over="ignore"):
+        numbers = values.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        row = first_row(~np.isfinite(numbers))
+        raise DataError(
+            f"{raw.place(row)}{_column(raw, ~np.isfinite(numbers), row)} is not a finite number of 32 bits. Fill it "
+            "in, or remove the row."
+        )
     if kind == "pixels":
         return _images(raw)
     if kind == "counts":
-        wrong = (values < 0) | (values != np.floor(values)) if values.dtype.kind == "f" else values < 0
+        wrong = (values < 0) | (values >= 2**31) | (values != np.floor(values))
         if wrong.any():
             row = first_row(wrong)
             raise DataError(
-                f"{raw.place(row)}{_column(raw, wrong, row)}: expected a count (a whole number from 0). Give "
-                "--data.kind real for data that are not counts."
+                f"{raw.place(row)}{_column(raw, wrong, row)}: expected a count (a whole number from 0, "
+                "below 2³¹). Give --data.kind real for data that are not counts."
             )
         return torch.from_numpy(values.astype(np.int32))
-    return torch.from_numpy(values.astype(np.float32))
-
-
-_FILL = "Fill it in, or remove the row."
+    return torch.from_numpy(numbers)
 
 
 def _kind(raw: Raw) -> Kind:

@@ -19,10 +19,12 @@ class Reading:
     Args:
         size: height and width of images after resizing and cropping; as they are if None.
         condition: names of what the model is conditioned on, instead of being modelled: columns, arrays or "folder".
+        whole: leave the rows of a table in their order, whatever its column split says.
     """
 
     size: int | None = None
     condition: Sequence[str] = ()
+    whole: bool = False
 
 
 class Raw(NamedTuple):
@@ -45,6 +47,15 @@ def at_index(path: Any, key: str = "") -> Callable[[int], str]:
     'x.npy, row 3 (counted from 0)'
     """
     return lambda row: f"{path}{f', {key}' if key else ''}, row {row} (counted from 0)"
+
+
+def is_number(cell: Any) -> bool:
+    """Whether a cell of a table is a number, or the text of one."""
+    try:
+        float(cell)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def first_row(bad: NDArray[np.bool_]) -> int:

@@ -144,6 +144,8 @@ def load_data(
     ...     load_data(f"{folder}/counts.npy")
     counts.npy: rows of 2 counts, 17 for training, 1 for validation, 2 for testing
     """
+    if size is not None and not (is_own(name) and Path(name).expanduser().is_dir()):
+        raise ValueError(f"--data.size is for a folder of images; {name} is none. Leave it out.")
     if not is_own(name):
         if condition:
             raise ValueError(f"{name} has nothing to condition on; give a file of your own with labels.")
@@ -155,7 +157,12 @@ def load_data(
 
 
 def read_source(
-    name: str, *, size: int | None = None, root: str | Path | None = None, condition: Sequence[str] = ()
+    name: str,
+    *,
+    size: int | None = None,
+    root: str | Path | None = None,
+    condition: Sequence[str] = (),
+    whole: bool = False,
 ) -> dict[str, "Raw"]:
     """The rows of a file or folder, unchecked, by split or "all" of them.
 
@@ -164,16 +171,17 @@ def read_source(
         size: of images.
         root: converted images are kept in its folder `converted`.
         condition: what to condition on.
+        whole: see `Reading`.
     """
     from mcvae.data.raw import Reading
     from mcvae.data.splits import DataError
 
     check_source(name)
-    path = Path(name).expanduser()
+    path, reading = Path(name).expanduser(), Reading(size, condition, whole)
     try:
         with needs_extra(f"reading {path.suffix or 'images'}"):
             more = (data_root(root) / "converted",) if path.is_dir() else ()
-            return SOURCES["" if path.is_dir() else path.suffix].read(path, Reading(size, condition), *more)
+            return SOURCES["" if path.is_dir() else path.suffix].read(path, reading, *more)
     except OSError as error:
         raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
 

@@ -130,7 +130,7 @@ class Splits:
     def fingerprint(self) -> str:
         """Of the contents of all splits: a run that is evaluated must find the data it was trained on."""
         digest = hashlib.sha256()
-        for data in self._all():
+        for data in (*self._all(), *(self.given or ())):
             digest.update(str(list(data.shape)).encode())
             digest.update(data.contiguous().view(-1).view(torch.uint8).numpy().data if len(data) else b"")
         return digest.hexdigest()[:16]
@@ -154,8 +154,8 @@ def hold_out(data: Tensor, count: int, seed: int = _SPLIT_SEED) -> tuple[Tensor,
     """
     if not 0 <= count < len(data):
         raise ValueError(
-            f"expected to hold out between 0 and {len(data) - 1} of {len(data)} images, got {count}. "
-            "Choose another number of validation images."
+            f"expected to hold out between 0 and {len(data) - 1} of {len(data)} data, got {count}. "
+            "Choose another --data.validation or --data.test."
         )
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
     return data[order[count:].sort().values], data[order[:count]]

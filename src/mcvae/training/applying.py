@@ -127,7 +127,7 @@ def _numbered(split: str) -> Callable[[int], str]:
 def _rows(data: str, described: Described) -> tuple[Tensor, Callable[[int], str], Tensor | None]:
     """All rows of a file, checked against what the run was trained on, and where each is."""
     datum, condition = described.datum, [coding.name for coding in described.codings]
-    found = read_source(data, size=described.size, condition=condition).values()
+    found = read_source(data, size=described.size, condition=condition, whole=True).values()
     parts = [_ordered(raw, described.columns) for raw in found]
     tensors = [as_tensor(raw, datum.kind) for raw in parts]  # type: ignore[arg-type]
     for raw, tensor in zip(parts, tensors, strict=True):

@@ -83,9 +83,9 @@ class Described:
     codings: list[Coding]
 
     @property
-    def drawable(self) -> bool:
-        """Whether the model's data are pictures with values between 0 and 1."""
-        return self.datum.kind == "pixels" and not self.codings and self.transform is not TRANSFORMS["keep"]
+    def white(self) -> float:
+        """The largest value of a pixel, as the model sees it."""
+        return 255.0 if self.transform is TRANSFORMS["keep"] else 1.0
 
     @property
     def bounded(self) -> bool:
