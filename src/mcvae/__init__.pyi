@@ -1,6 +1,6 @@
 """The public names, and where they live."""
 
-from . import models as models
+from . import allocator as allocator, models as models
 from .allocator import keep_memory as keep_memory
 from .core import recipes as recipes
 from .core.acceptance import barker as barker, metropolis as metropolis

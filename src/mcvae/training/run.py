@@ -426,7 +426,7 @@ def threads_for(values: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-_FEW = 16_384  # 50 digits have 3,200 values, 100 images of MNIST 78,400
+_FEW = 2**15  # 50 digits have 3,200 values, 100 images of MNIST 78,400
 
 
 def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolder) -> None:
