@@ -63,10 +63,11 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
         key=lambda c: (metrics.index(c[0]), c[1] and datasets.index(c[1]), c[2] or 0),
     )
     with_paper = {c for row in cells.values() for c, s in row.items() if s.paper is not None}
+    theirs = "published" if any(s.metric == "elbo" for s in found) else "paper"
     header = ["data", "method"] if apart else ["method"]
     for column in columns:
         named = len(datasets) > 1 and not apart
-        header += [_heading(column, named), *(["paper"] if column in with_paper else [])]
+        header += [_heading(column, named), *([theirs] if column in with_paper else [])]
     costly = any(s.evaluations is not None for s in found)
     rows = []
     for (dataset, method), measured in sorted(cells.items(), key=lambda item: apart and datasets.index(item[0][0])):
@@ -80,7 +81,10 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
             text += [_count(last.evaluations), _count(last.seconds)]
         rows.append(text)
     return Table(
-        title, header + (["model evaluations", "seconds"] if costly else []), rows, _notes(found, bool(with_paper))
+        title,
+        header + (["model evaluations", "seconds"] if costly else []),
+        rows,
+        _notes(found, theirs if with_paper else ""),
     )
 
 
@@ -136,7 +140,7 @@ def _count(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _notes(found: Sequence[Summary], with_paper: bool) -> list[str]:
+def _notes(found: Sequence[Summary], theirs: str) -> list[str]:
     seeds = {max(s.num_seeds for s in found if s.method == method) for method in {s.method for s in found}}
     notes = []
     if max(seeds) > 1:
@@ -144,9 +148,15 @@ def _notes(found: Sequence[Summary], with_paper: bool) -> list[str]:
         notes.append(f"± standard deviation over {many if few == many else f'{few} to {many}'} seeds.")
     if min(seeds) == 1:
         notes.append("One seed: ± standard error within the run (data, chains or replicates).")
-    if with_paper:
-        notes.append("Paper: mean ± standard deviation over 5 seeds, with its own likelihood estimator.")
+    if theirs:
+        notes.append(_SOURCES[theirs])
     return notes
+
+
+_SOURCES = {
+    "paper": "Paper: mean ± standard deviation over 5 seeds, with its own likelihood estimator.",
+    "published": "Published: the repository of CMCD, after 150,000 updates.",
+}
 
 
 def markdown(content: Table) -> str:
