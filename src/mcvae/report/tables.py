@@ -49,11 +49,11 @@ class Table(NamedTuple):
 def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Table:
     """A row per method, a column per metric, data set and epoch, the paper's number beside ours; then the cost.
 
-    With more than two metrics every data set gets rows of its own instead of columns.
+    With more than two metrics each of several data sets gets rows of its own instead of columns.
     """
     found = summarise(records)
     datasets = _unique(s.dataset for s in found)
-    apart = len(metrics) > 2
+    apart = len(metrics) > 2 and len(datasets) > 1
     cells = dict[_Row, dict[_Column, Summary]]()
     for s in found:
         row, column = (s.dataset if apart else "", s.method), (s.metric, "" if apart else s.dataset, s.epoch)
@@ -113,7 +113,7 @@ def _ours(summary: Summary | None, seeds: int) -> str:
         return ""
     value, error = (summary.largest, None) if summary.metric in _LARGEST else (summary.mean, summary.spread)
     some = f" ({summary.num_seeds} of {seeds} seeds)" if summary.num_seeds < seeds else ""
-    return plus_minus(value, error) + some
+    return plus_minus(value, error, 2 if summary.metric in _LARGEST else None) + some
 
 
 def _paper(summary: Summary | None) -> str:
