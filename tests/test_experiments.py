@@ -333,10 +333,10 @@ def test_a_table_of_many_metrics_has_rows_for_every_data_set_and_says_which_seed
         ["digits, weak encoder", "IWAE, K = 6"],
         ["digits, strong encoder", "VAE"],
     ]
-    assert all(row[3] == "0.1000 (1 of 2 seeds)" for row in content.rows)
+    assert all(row[3] == "0.10 (1 of 2 seeds)" for row in content.rows)
     assert content.notes == ["± standard deviation over 2 seeds."]
     worst = [Record("frontier", "digits", "vae", "certificate", value, seed) for seed, value in enumerate((0.1, 0.3))]
-    assert table("Table", worst, ("certificate",)).rows == [["VAE", "0.3000"]]
+    assert table("Table", worst, ("certificate",)).rows == [["VAE", "0.30"]]
 
 
 def test_the_frontier_draws_every_way_to_spend_and_both_budgets(tmp_path):
