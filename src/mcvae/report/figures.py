@@ -181,6 +181,7 @@ def _scores(found: list[Summary], arrays: Arrays) -> Figure:
                         axis.plot(s.paper, height, "o", mfc="none", mec="#666666", ms=8)
         axis.set(title=f"{LABELS[metric]}, {epoch} epochs", xlabel="nats, less is better")
         axis.set_yticks(range(len(methods)), [label_of(m) for m in methods])
+        axis.set_ylim(-0.5, len(methods) - 0.5)
     figure.supxlabel("filled: ours, ± deviation over seeds or standard error; open circles: the paper", fontsize=8)
     return figure
 
