@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import mcvae
-from mcvae.core.operators import TwiceDifferentiable
+from mcvae.core.operators import TwiceDifferentiable, narrow_convolution
 from mcvae.core.scores import recomputed, value_and_score
 from mcvae.models import build_model
 from support import generator
@@ -81,6 +81,46 @@ def test_convolutions_equal_torchs(case):
     operator, options, x, weight, bias = case
     function = lambda x, weight, *bias: operator(x.sin(), weight, *bias, **options)
     assert_equal_torchs(function, x, weight, *([] if bias is None else [bias]))
+
+
+@st.composite
+def narrow_convolutions(draw):
+    """Convolutions with hardly any output channels, and their transposes, with pixels that form blocks or do not."""
+    kernel, size = (draw(st.lists(st.integers(low, high), min_size=2, max_size=2)) for low, high in ((1, 4), (4, 9)))
+    padding = [draw(st.integers(0, k)) for k in kernel]  # at most half of it makes sense; torch allows more
+    weight = learned(draw(st.integers(1, 5)), draw(st.integers(7, 9)), *kernel)
+    transposed = draw(st.booleans())
+    fan_in, fan_out = weight.shape[:2] if transposed else weight.shape[1::-1]
+    bias = learned(fan_out) if draw(st.booleans()) else None
+    size = [max(n, k, 2 * p + 1) for n, k, p in zip(size, kernel, padding, strict=True)]
+    operator = torch.conv_transpose2d if transposed else torch.conv2d
+    return operator, {"padding": padding}, learned(2, fan_in, *size), weight, bias
+
+
+@given(narrow_convolutions())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_convolutions_to_few_channels_equal_torchs(case):
+    operator, options, x, weight, bias = case
+    function = lambda x, weight, *bias: operator(x.sin(), weight, *bias, **options)
+    assert_equal_torchs(function, x, weight, *([] if bias is None else [bias]))
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_convolution_to_few_channels_by_itself_equals_torchs(outputs, last):
+    x, weight, bias = learned(2, 8, 12, 8), learned(outputs, 8, 3, 3), learned(outputs)
+    if last:
+        x, weight = (tensor.detach().contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
+        x.requires_grad_()
+        weight.requires_grad_()
+    found = []
+    for function in (narrow_convolution, torch.conv2d):
+        result = function(x, weight, bias, 1, 1, 1, 1)
+        gradients = torch.autograd.grad(result.sin().sum(), [x, weight, bias])
+        found.append([result.detach(), *gradients])
+    torch.testing.assert_close(*found)
+    assert narrow_convolution(x, learned(8, 8, 3, 3), bias, 1, 1, 1, 1) is None  # enough outputs
+    assert narrow_convolution(x, weight, bias, 2, 1, 1, 1) is None
 
 
 def test_output_padding_beyond_the_stride():

@@ -4,6 +4,7 @@ log w = log γ_end(z_K) − log γ_start(z_0) + Σ_k log_ratio_k,    E[w] = Z_en
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -175,10 +176,11 @@ def check_steps(
             f"step sizes {list(step_sizes.shape)} do not fit latents [S, B, D] = {list(z.shape)}. One per dimension "
             f"has shape [K, {z.shape[-1]}]; check latent_dim."
         )
-    ladder = torch.cat([betas.new_tensor([start]), betas.detach(), betas.new_tensor([end])])
-    if not bool((ladder.diff() * (1 if end >= start else -1) >= 0).all()):
+    temperatures = betas.tolist()
+    ladder = pairwise([start, *temperatures, end])
+    if not all(a <= b if end >= start else a >= b for a, b in ladder):
         raise ValueError(
-            f"temperatures must move monotonically from start={start} to end={end}, got temperatures {betas.tolist()}."
+            f"temperatures must move monotonically from start={start} to end={end}, got temperatures {temperatures}."
         )
-    if not bool((step_sizes > 0).all()):
+    if step_sizes.numel() and not float(step_sizes.detach().min()) > 0:
         raise ValueError(f"step sizes must be positive, got {step_sizes.tolist()}.")

@@ -90,14 +90,9 @@ class CompiledChain:
         state = kernel.start(State(point), generator)
         noise = zip(*(kernel.noise(state, generator) for _ in kernels), strict=True)
         index = torch.arange(1, number + 1, dtype=torch.float64, device=z.device)
-        inputs: Inputs = (
-            index,
-            torch.full_like(index, number),
-            betas,
-            torch.cat([betas[1:], betas.new_ones(1)]),
-            step_sizes,
-            *([part.contiguous() for part in parts] for parts in noise),
-        )
+        following = torch.cat([betas[1:], betas.new_ones(1)])
+        places = torch.stack([index, torch.full_like(index, number), betas, following], 1)
+        inputs: Inputs = (places, step_sizes, *([part.contiguous() for part in parts] for parts in noise))
         clean = torch.zeros_like(point.log_p, dtype=torch.bool)
         carry, record = self._moves((kernel, bridge), (*first, state.momentum, clean, clean), inputs)
         return _trajectory(carry, record)
@@ -128,8 +123,8 @@ class CompiledKernel(Kernel):
         noise = self.kernel.noise(state, generator)
         point, momentum = state
         sound = torch.ones_like(point.log_p, dtype=torch.bool) if point.sound is None else point.sound
-        place = [torch.as_tensor(value, dtype=torch.float64, device=point.z.device) for value in step[:4]]
-        inputs = [[value.contiguous()] for value in (*place, step.step_size, *noise)]
+        place = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=point.z.device) for v in step[:4]])
+        inputs = [[value.contiguous()] for value in (place, step.step_size, *noise)]
         try:
             done = self._loop((self.kernel, bridge), (*point[:5], sound, momentum), tuple(inputs)).carry
         except Exception as error:  # as in CompiledChain
@@ -144,9 +139,15 @@ def _single(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values]:
     """One move, and what is told about it."""
     kernel, bridge = fixed
     state = State(Point(*carry[:6]), carry[6])
-    moved = kernel.move(bridge, state, Step(*inputs[:5]), *inputs[5:])
+    moved = kernel.move(bridge, state, _step(inputs), *inputs[2:])
     told = (moved.log_ratio, moved.acceptance, moved.nonfinite, moved.sound)
     return (*_contiguous(moved.state.point), moved.state.momentum, *told), ()
+
+
+def _step(inputs: Values) -> Step:
+    """The place in the chain, from k, K, β and the next β in one tensor, and η; what follows in `inputs` is noise."""
+    index, num_steps, beta, next_beta = inputs[0].unbind()
+    return Step(index, num_steps, beta, next_beta, inputs[1])
 
 
 def _check_possible(kernels: Sequence[Kernel], resample: Resampling | None, z: Tensor) -> None:
@@ -173,8 +174,7 @@ def _move(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values]:
     kernel, bridge = fixed
     point = Point(*carry[:6])
     log_weight, stopped, momentum, nonfinite, failed = carry[6:]
-    step = Step(*inputs[:5])
-    moved = kernel.move(bridge, State(point, momentum), step, *inputs[5:])
+    moved = kernel.move(bridge, State(point, momentum), _step(inputs), *inputs[2:])
     broken = moved.log_ratio.isnan()
     log_ratio = torch.where(broken, -torch.inf, moved.log_ratio)
     log_weight = log_weight + log_ratio

@@ -1,7 +1,7 @@
 """Elementwise functions with a second derivative in few passes over memory, where torch's own needs a dozen.
 
 Only functions that gain by it are here. Measured, torch's own way is as fast for ReLU, LeakyReLU, Hardtanh, Tanh,
-Sigmoid, GELU by the error function, and the binary cross-entropy. CELU is left out because torch rounds its `alpha` to
+Sigmoid and the binary cross-entropy. CELU is left out because torch rounds its `alpha` to
 single precision, so that an exact one would differ.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the field's name for it)
 
-__all__ = ["ELU", "Curve", "Mish", "SiLU", "Softplus", "TanhGELU", "evaluate"]
+__all__ = ["ELU", "GELU", "Curve", "Mish", "SiLU", "Softplus", "TanhGELU", "evaluate"]
 
 
 class Curve(Protocol):
@@ -100,6 +100,26 @@ class SiLU(NamedTuple):
         second = torch.addcmul(x, x, sigma, value=-2).add_(2).mul_(spread)
         first = sigma.addcmul_(x, spread)
         return second.mul_(gradient).mul_(direction), first.mul_(direction)
+
+
+class GELU(NamedTuple):
+    """x Φ(x), with Φ the distribution function of a standard normal."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """See `Curve`."""
+        return F.gelu(x)
+
+    def first(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """See `Curve`."""
+        first: Tensor = torch.ops.aten.gelu_backward(gradient, x)
+        return first
+
+    def second(self, x: Tensor, gradient: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """f'' = φ(x) (2 − x²), with φ the density of a standard normal."""
+        square = x.square()
+        density = square.mul(-0.5).exp_().mul_(gradient)
+        second = square.sub_(2).mul_(density).mul_(direction).mul_(-1 / math.sqrt(2 * math.pi))
+        return second, self.first(x, direction)
 
 
 class TanhGELU(NamedTuple):

@@ -6,6 +6,7 @@ and checks once per loop that what it captured still holds. The turn and its gra
 with nothing in between.
 """
 
+import re
 import time
 import types
 import warnings
@@ -23,6 +24,8 @@ Values = tuple[Any, ...]
 _Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 Inputs = tuple[Tensor | Sequence[Tensor] | None, ...]
 """What turns read, in a fixed order: a tensor `[K, ...]`, or K tensors that need no gradient."""
+Rows = Sequence[tuple[Tensor, ...]]
+"""The inputs of every turn."""
 
 
 class Repeated(NamedTuple):
@@ -60,7 +63,9 @@ class CompiledLoop:
         self._call: _Call | None = None
         # The code is copied because torch counts recompilations per code object, and gives up after a few.
         own = types.FunctionType(turn.__code__.replace(), turn.__globals__, turn.__name__)
-        self._captured: Any = torch.compile(own, backend=self._capture, fullgraph=True, dynamic=False)
+        self._captured: Any = torch.compile(
+            own, backend=self._capture, fullgraph=True, dynamic=False, options={"guard_filter_fn": _guards_of_users}
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledLoop, (self.turn,)  # a copy compiles for itself
@@ -100,6 +105,14 @@ class CompiledLoop:
         return run
 
 
+def _guards_of_users(guards: Sequence[Any]) -> list[bool]:
+    """Leave out checks that the code of torch, and of this room, is still the same: there are hundreds."""
+    return [not _CODE.match(guard.name) for guard in guards]
+
+
+_CODE = re.compile(r"(dict\()?(G\['__(import_torch|import_mcvae_dot_core|builtins)|__import__\('torch'\))")
+
+
 class _Call:
     """One call of a loop."""
 
@@ -114,27 +127,27 @@ class _Call:
 
 
 class _Layout(NamedTuple):
-    """Where the parts of a turn are among a graph's arguments and outputs; None where the graph has no need of one."""
+    """How a turn is called: with what is carried, read and fixed; it returns what is handed on, then what is reported.
 
-    carry: list[int | None]
-    inputs: list[int | None]
-    fixed: list[int]
-    carried: list[int | None]
-    record: list[int | None]
+    A place is that of an argument or output in the graph that torch captured. What the graph does not use is left out.
+    """
 
-    @property
-    def handed_on(self) -> list[int]:
-        """Outputs that the next turn takes, each once."""
-        return sorted({place for place in self.carried if place is not None})
-
-    @property
-    def reported(self) -> list[int]:
-        """Outputs that are kept of every turn, each once."""
-        return sorted({place for place in self.record if place is not None})
-
-    def source(self, argument: int) -> int | None:
-        """The output that becomes this argument of the next turn."""
-        return self.carried[self.carry.index(argument)]
+    taken: list[int]
+    """Slots of `carry` that the turn uses; those that it hands on come first."""
+    read: list[int]
+    """Inputs that it uses."""
+    arguments: list[int]
+    """Places of all arguments: taken, read, fixed."""
+    chained: int
+    """The first so many arguments are the first so many outputs of the turn before."""
+    handed: list[int]
+    """Slots that the turn hands on."""
+    reported: list[int]
+    """Entries of the record that it reports."""
+    outputs: list[int]
+    """Places of all outputs: handed, reported."""
+    num_slots: int
+    num_reports: int
 
 
 class _Gradient(NamedTuple):
@@ -144,109 +157,128 @@ class _Gradient(NamedTuple):
     """Takes what the turn saved, gradients of `outputs`, and sums so far for fixed arguments, to which it adds."""
     outputs: list[int]
     """Outputs that have a gradient."""
-    arguments: list[int]
-    """Arguments that receive one: those carried first, then the inputs, then the fixed ones."""
+    zeros: list[Tensor]
+    """Their gradients where nobody asked for them."""
+    chained: int
+    """The first so many gradients of arguments are those of the first so many `outputs` of the turn before."""
+    carry: list[int]
+    inputs: list[int]
+    fixed: list[int]
+    """Arguments that receive a gradient: those carried first, then the inputs, then the fixed ones."""
 
 
 class _Graph:
-    """One captured turn as a flat function of tensors."""
+    """One captured turn as a flat function of tensors, compiled when it is first repeated."""
 
     def __init__(self, module: GraphModule):
         self.module = module
-        self.layout: _Layout | None = None
         self.num_outputs = 0
+        self.layout: _Layout | None = None
         self._forward: _Compiled | None = None
         self._gradient: _Gradient | None = None
 
     def find_layout(self, call: _Call, returned: tuple[Values, Values]) -> None:
         """Recognise what was passed to the turn, and what it returned, by identity."""
 
-        def places(values: Values, among: Sequence[Tensor]) -> list[int | None]:
-            return [next((i for i, other in enumerate(among) if other is value), None) for value in values]
+        def places(values: Values, among: Sequence[Tensor]) -> dict[int, int]:
+            found = ((i, next((j for j, other in enumerate(among) if other is v), None)) for i, v in enumerate(values))
+            return {i: place for i, place in found if place is not None}
 
         carry, inputs = places(call.carry, call.arguments), places(call.first, call.arguments)
         carried, record = (places(values, call.outputs) for values in returned)
-        for values, found in zip(returned, (carried, record), strict=True):
-            if any(value is not None and place is None for value, place in zip(values, found, strict=True)):
+        for values, known in zip(returned, (carried, record), strict=True):
+            if len(known) < sum(value is not None for value in values):
                 raise NotImplementedError("a turn returns something that it did not compute.")
-        fixed = [i for i in range(len(call.arguments)) if i not in (*carry, *inputs)]
-        self.layout = _Layout(carry, inputs, fixed, carried, record)
+        chained = [slot for slot in carry if slot in carried]
+        taken = [*chained, *(slot for slot in carry if slot not in carried)]
+        handed = [*chained, *(slot for slot in carried if slot not in carry)]
+        fixed = [place for place in range(len(call.arguments)) if place not in {*carry.values(), *inputs.values()}]
         self.num_outputs = len(call.outputs)
+        self.layout = _Layout(
+            taken,
+            list(inputs),
+            [*(carry[slot] for slot in taken), *inputs.values(), *fixed],
+            len(chained),
+            handed,
+            list(record),
+            [*(carried[slot] for slot in handed), *record.values()],
+            *map(len, returned),
+        )
 
-    def repeat(self, arguments: tuple[Tensor, ...], inputs: Inputs) -> Repeated:
-        """Take all turns; differentiable if anything among the arguments needs a gradient."""
+    def _turn(self, *flat: Tensor) -> list[Tensor]:
+        """The captured graph, called as the layout says."""
         assert self.layout is not None
+        arguments = dict(zip(self.layout.arguments, flat, strict=True))
+        outputs = self.module(*(arguments[place] for place in range(len(arguments))))
+        return [outputs[place] for place in self.layout.outputs]
+
+    def repeat(self, captured: tuple[Tensor, ...], inputs: Inputs) -> Repeated:
+        """Take all turns; differentiable if anything among the arguments needs a gradient."""
         layout = self.layout
-        read = [
-            value for value, place in zip(inputs, layout.inputs, strict=True) if value is not None and place is not None
-        ]
-        rows = [value.unbind() if isinstance(value, Tensor) else tuple(value) for value in read]
-        number = next(len(value) for value in inputs if value is not None)
+        assert layout is not None
+        arguments = [captured[place] for place in layout.arguments]
         if self._forward is None:
             with torch.random.fork_rng():  # inductor draws example values
                 self._compile(arguments)
+        read = [value for i in layout.read if (value := inputs[i]) is not None]
+        columns = [value.detach().unbind() if isinstance(value, Tensor) else value for value in read]
+        number = next(len(value) for value in inputs if value is not None)
+        rows: Rows = list(zip(*columns, strict=True)) if columns else [()] * number
+        state, fixed = arguments[: len(layout.taken)], arguments[len(layout.taken) + len(layout.read) :]
         if self._gradient is None:
-            last, record, _ = self.run([argument.detach() for argument in arguments], rows, number)
-            flat = [*last, *record]
+            with torch.no_grad():
+                flat: Sequence[Tensor] = self.run(state, rows, fixed)[0]
         else:
-            stacked = [value for value in read if isinstance(value, Tensor) and value.requires_grad]
-            flat = _Repeat.apply(  # type: ignore[no-untyped-call]
-                self, rows, number, len(arguments), *arguments, *stacked
-            )
-        carried = dict(zip(layout.handed_on, flat, strict=False))
+            stacked = [read[place - len(state)] for place in self._gradient.inputs]
+            flat = _Repeat.apply(self, rows, len(state), len(fixed), *state, *fixed, *stacked)  # type: ignore[no-untyped-call]
+        carried = dict(zip(layout.handed, flat, strict=False))
         reported = dict(zip(layout.reported, flat[len(carried) :], strict=True))
         return Repeated(
-            tuple(None if place is None else carried[place] for place in layout.carried),
-            tuple(None if place is None else reported[place] for place in layout.record),
+            tuple(carried.get(slot) for slot in range(layout.num_slots)),
+            tuple(reported.get(entry) for entry in range(layout.num_reports)),
         )
 
     def run(
-        self, arguments: list[Tensor], rows: list[tuple[Tensor, ...]], number: int
-    ) -> tuple[list[Tensor], list[Tensor], list[Sequence[Tensor]]]:
-        """What the last turn hands on, what all turns report, and what every turn saved for its gradient."""
+        self, state: Sequence[Tensor], rows: Rows, fixed: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
+        """What the last turn hands on and, stacked, what all turns report; and what every turn saved."""
         assert self.layout is not None
         assert self._forward is not None
-        layout, forward, size = self.layout, self._forward, self.num_outputs
-        read = list(zip((place for place in layout.inputs if place is not None), rows, strict=True))
-        onward = [
-            (place, source)
-            for place, source in zip(layout.carry, layout.carried, strict=False)
-            if place is not None and source is not None
-        ]
-        reports: list[list[Tensor]] = [[] for _ in layout.reported]
-        reported = list(zip(reports, layout.reported, strict=True))
-        saved, outputs = list[Sequence[Tensor]](), list[Tensor]()
-        for turn in range(number):
-            for place, row in read:
-                arguments[place] = row[turn]
-            outputs = list(forward(arguments.copy()))
-            for place, source in onward:
-                arguments[place] = outputs[source]
-            for report, source in reported:
-                report.append(outputs[source])
-            if len(outputs) > size:
-                saved.append(outputs[size:])
-        return [outputs[place] for place in layout.handed_on], [torch.stack(report) for report in reports], saved
+        forward, chained = self._forward, self.layout.chained
+        handed, size = len(self.layout.handed), len(self.layout.outputs)
+        current = state
+        outputs: Sequence[Tensor] = ()
+        reports, saved = list[Sequence[Tensor]](), list[Sequence[Tensor]]()
+        for row in rows:
+            outputs = forward([*current, *row, *fixed])
+            current = outputs[:chained]
+            reports.append(outputs[handed:size])
+            saved.append(outputs[size:])
+        return [*outputs[:handed], *map(torch.stack, zip(*reports, strict=True))], saved
 
-    def _compile(self, arguments: tuple[Tensor, ...]) -> None:
+    def _compile(self, arguments: list[Tensor]) -> None:
         assert self.layout is not None
-        plain = [argument.detach() for argument in arguments]
+        layout, plain = self.layout, [argument.detach() for argument in arguments]
         if not torch.is_grad_enabled() or not any(argument.requires_grad for argument in arguments):
-            traced, mode = _traced(self.module, plain)
+            traced, mode = _traced(self._turn, plain)
             self._forward = _compiled(traced, mode)
             return
-        carry = [place for place in self.layout.carry if place is not None and plain[place].is_floating_point()]
-        others = [*(place for place in self.layout.inputs if place is not None), *self.layout.fixed]
-        wanted = carry + [place for place in others if arguments[place].requires_grad]
-        own = sum(place not in self.layout.fixed for place in wanted)  # the rest is summed over the turns
+        size = len(layout.taken)
+        inputs = [i for i in range(size, size + len(layout.read)) if arguments[i].requires_grad]
+        fixed = [i for i in range(size + len(layout.read), len(plain)) if arguments[i].requires_grad]
+        floating = [i for i in range(size) if plain[i].is_floating_point()]
 
         def outputs_of(primals: Sequence[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
+            wanted = {*floating, *inputs, *fixed}
             leaves = [value.detach().requires_grad_(place in wanted) for place, value in enumerate(primals)]
-            return leaves, self.module(*leaves)
+            return leaves, self._turn(*leaves)
 
         with torch.enable_grad():
             outputs = outputs_of(plain)[1]
         differentiable = [i for i, value in enumerate(outputs) if value.requires_grad]
+        chained = [i for i in differentiable if i < layout.chained]
+        carry = [*chained, *(i for i in floating if i not in chained)]
+        own = len(carry) + len(inputs)  # gradients of every turn; the rest is summed over the turns
 
         def joint(*flat: Tensor) -> list[Tensor]:
             size = len(plain) + len(differentiable)
@@ -255,89 +287,74 @@ class _Graph:
                 leaves, outputs = outputs_of(flat[: len(plain)])
                 found = torch.autograd.grad(
                     [outputs[i] for i in differentiable],
-                    [leaves[place] for place in wanted],
+                    [leaves[place] for place in (*carry, *inputs, *fixed)],
                     of_outputs,
                     materialize_grads=True,
                 )
             totals = [total + value for total, value in zip(sums, found[own:], strict=True)]
             return [*(value.detach() for value in outputs), *found[:own], *totals]
 
-        tangents = [outputs[i].detach().contiguous() for i in differentiable]
-        tangents += [torch.zeros_like(plain[place]) for place in wanted[own:]]
-        traced, mode = _traced(joint, [*plain, *tangents])
-        forward, backward = _partitioned(traced, len(plain), self.num_outputs, mode)
+        zeros = [torch.zeros_like(outputs[i], memory_format=torch.contiguous_format) for i in differentiable]
+        sums = [torch.zeros_like(plain[place]) for place in fixed]
+        traced, mode = _traced(joint, [*plain, *(value.detach() for value in zeros), *sums])
+        forward, backward = _partitioned(traced, len(plain), len(layout.outputs), mode)
         self._forward = _compiled(forward, mode)
-        self._gradient = _Gradient(_compiled(backward, mode), differentiable, wanted)
+        self._gradient = _Gradient(_compiled(backward, mode), differentiable, zeros, len(chained), carry, inputs, fixed)
 
     def backward(
-        self, saved: list[Sequence[Tensor]], arguments: Sequence[Tensor], last: Sequence[Any], record: Sequence[Any]
-    ) -> dict[int, Tensor | list[Tensor]]:
-        """Gradients by argument, given those of what was handed on and reported; a list of K for inputs."""
+        self, saved: list[Sequence[Tensor]], fixed: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    ) -> tuple[dict[int, Tensor], list[Tensor]]:
+        """Gradients of what was carried into the first turn and of what is fixed, by argument; and of inputs."""
         assert self.layout is not None
         assert self._gradient is not None
-        layout, (run, outputs, wanted) = self.layout, self._gradient
-        handed = {place: value.contiguous() for place, value in zip(layout.handed_on, last, strict=True)}
-        reports = {place: value.contiguous().unbind() for place, value in zip(layout.reported, record, strict=True)}
-        zeros = {place: torch.zeros_like(value) for place, value in handed.items() if place in outputs}
-        number = sum(place in layout.carry for place in wanted)
-        own = sum(place not in layout.fixed for place in wanted)
-        # Which gradients of arguments belong to an output of the turn before.
-        onward = [
-            (source, [i for i, place in enumerate(wanted[:number]) if layout.source(place) == source])
-            for source in zeros
-        ]
-        sums = [torch.zeros_like(arguments[place]) for place in wanted[own:]]
-        per_turn = list[Sequence[Tensor]]()
+        run, outputs, zeros, chained, carry, inputs, summed = self._gradient
+        handed, first = len(self.layout.handed), len(self.layout.taken) + len(self.layout.read)
+        last, columns = list[Tensor](), list[Sequence[Tensor]]()
+        for place, zero in zip(outputs, zeros, strict=True):
+            gradient = gradients[place]
+            if place < handed:
+                last.append(zero if gradient is None else gradient.contiguous())
+            else:
+                columns.append([zero] * len(saved) if gradient is None else gradient.contiguous().unbind())
+        reports = list(zip(*columns, strict=True)) if columns else [()] * len(saved)
+        idle = zeros[chained : len(last)]  # nothing after a turn but the last depends on these
+        own = len(carry) + len(inputs)
+        sums: Sequence[Tensor] = [torch.zeros_like(fixed[place - first]) for place in summed]
+        tangents: Sequence[Tensor] = last
         found: Sequence[Tensor] = ()
+        per_turn = list[Sequence[Tensor]]()
         for turn in reversed(range(len(saved))):
-            tangents = list[Tensor]()
-            for place in outputs:
-                both = place in handed and place in reports
-                tangent = handed[place] if place in handed else reports[place][turn]
-                tangents.append(tangent + reports[place][turn] if both else tangent)
-            found = run([*saved[turn], *tangents, *sums])
-            for source, places in onward:
-                total = found[places[0]] if places else zeros[source]
-                for i in places[1:]:
-                    total = total + found[i]
-                handed[source] = total
-            sums = list(found[own:])
-            per_turn.append(found[number:own])
-        gradients: dict[int, Tensor | list[Tensor]] = dict(zip(wanted[:number], found, strict=False))
-        inputs = zip(*reversed(per_turn), strict=True)
-        gradients.update(zip(wanted[number:own], map(list, inputs), strict=True))
-        gradients.update(zip(wanted[own:], sums, strict=True))
-        return gradients
+            found = run([*saved[turn], *tangents, *reports[turn], *sums])
+            tangents = [*found[:chained], *idle]
+            sums = found[own:]
+            per_turn.append(found[len(carry) : own])
+        by_argument = dict(zip((*carry, *summed), (*found[: len(carry)], *sums), strict=True))
+        return by_argument, [torch.stack(turns[::-1]) for turns in zip(*per_turn, strict=True)]
 
 
 class _Repeat(torch.autograd.Function):
     """All turns of a loop as one operator."""
 
     @staticmethod
-    def forward(
-        ctx: Any, graph: _Graph, rows: list[tuple[Tensor, ...]], turns: int, number: int, *tensors: Tensor
-    ) -> Any:
+    def forward(ctx: Any, graph: _Graph, rows: Rows, taken: int, number: int, *tensors: Tensor) -> Any:
         assert graph._gradient is not None
-        assert graph.layout is not None
-        # Within an operator, a row must not be a view of what needs a gradient.
-        plain = [tuple(value.detach() for value in row) for row in rows]
-        last, record, ctx.saved = graph.run([value.detach() for value in tensors[:number]], plain, turns)
-        ctx.graph, ctx.number = graph, number
-        ctx.save_for_backward(*tensors[:number])  # torch then notices if one is changed in place
-        # What is returned will know `ctx`, so `ctx` must not know it: that circle would never be freed.
-        flat = [*(value.detach() for value in last), *record]
-        places = [*graph.layout.handed_on, *graph.layout.reported]
+        flat, ctx.saved = graph.run(tensors[:taken], rows, tensors[taken : taken + number])
+        ctx.graph, ctx.taken, ctx.number = graph, taken, number
+        ctx.save_for_backward(*tensors[: taken + number])  # torch then notices if one is changed in place
+        ctx.set_materialize_grads(False)
         known = set(graph._gradient.outputs)
-        ctx.mark_non_differentiable(*(v for v, place in zip(flat, places, strict=True) if place not in known))
+        # What is returned will know `ctx`, so `ctx` must not know it: that circle would never be freed.
+        flat = [value.detach() for value in flat]
+        ctx.mark_non_differentiable(*(value for place, value in enumerate(flat) if place not in known))
         return tuple(flat)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        graph, split = ctx.graph, len(ctx.graph.layout.handed_on)
-        found = graph.backward(ctx.saved, ctx.saved_tensors, gradients[:split], gradients[split:])
-        of_arguments = [value if isinstance(value := found.get(i), Tensor) else None for i in range(ctx.number)]
-        of_inputs = [torch.stack(value) for value in found.values() if isinstance(value, list)]
-        return None, None, None, None, *of_arguments, *of_inputs
+        graph, taken = ctx.graph, ctx.taken
+        found, of_inputs = graph.backward(ctx.saved, ctx.saved_tensors[taken:], gradients)
+        skipped = len(graph.layout.read)
+        of_fixed = [found.get(taken + skipped + i) for i in range(ctx.number)]
+        return None, None, None, None, *(found.get(i) for i in range(taken)), *of_fixed, *of_inputs
 
 
 def _traced(function: Callable[..., Sequence[Tensor]], example: list[Tensor]) -> tuple[GraphModule, Any]:

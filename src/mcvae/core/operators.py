@@ -7,7 +7,7 @@ replaced, in anyone's network, by operators whose backward pass is made of ordin
 are the same; an operator that cannot be replaced exactly is left alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ from torch.nn import Parameter, functional as F  # noqa: N812 (the field's name 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from mcvae.core.elementwise import ELU, Curve, Mish, SiLU, Softplus, TanhGELU, evaluate
+from mcvae.core.elementwise import ELU, GELU, Curve, Mish, SiLU, Softplus, TanhGELU, evaluate
 
-__all__ = ["TwiceDifferentiable"]
+__all__ = ["TwiceDifferentiable", "narrow_convolution"]
 
 
 class TwiceDifferentiable(TorchFunctionMode):
@@ -65,7 +65,40 @@ class _Convolution(NamedTuple):
     groups: int
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.convolution(x, weight, bias, *self)
+        block = 1 if self.transposed or not self.is_narrow(x, weight) else 4 if len(weight) == 1 else 2
+        if block == 1 or any((n + 2 * p - k + 1) % block for n, p, k in self._sizes(x, weight)):
+            return torch.convolution(x, weight, bias, *self)
+        # Each output of a block of pixels becomes a channel, whose kernel is the weight at the pixel's place in it.
+        outputs, inputs, height, width = weight.shape
+        large = weight.new_zeros(outputs, block, block, inputs, height + block - 1, width + block - 1)
+        for i in range(block):
+            for j in range(block):
+                large[:, i, j, :, i : i + height, j : j + width] = weight
+        kernels = large.flatten(0, 2).contiguous(memory_format=torch.channels_last)
+        repeated = None if bias is None else bias.repeat_interleave(block * block)
+        return torch.pixel_shuffle(torch.conv2d(x, kernels, repeated, block, self.padding), block)
+
+    def is_narrow(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether it has many inputs and hardly any output channels, as the last layer of a decoder.
+
+        Processors compute sixteen channels at once, so for one or three of them they work mostly in vain.
+        """
+        plain = self.groups == 1 and {*self.stride, *self.dilation} == {1} and not any(self.output_padding)
+        few = x.device.type == "cpu" and weight.dim() == 4 and len(weight) <= 4 and weight.shape[1] >= 8
+        return plain and few and all(p < k for _, p, k in self._sizes(x, weight))
+
+    def weight_gradient(self, x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
+        """The gradient with respect to the weight of a narrow convolution: that of the mirrored one, which is wide."""
+        image, output = (gradient, x) if self.transposed else (x, gradient)
+        padding = [k - 1 - p for k, p in zip(weight.shape[2:], self.padding, strict=True)]
+        mirrored = self._replace(padding=padding, transposed=False)
+        like = weight.transpose(0, 1)
+        found = torch.ops.aten.convolution_backward(image, output, like, None, *mirrored, (False, True, False))[1]
+        of_weight: Tensor = found.flip(2, 3).transpose(0, 1)
+        return of_weight
+
+    def _sizes(self, x: Tensor, weight: Tensor) -> Iterable[tuple[int, int, int]]:
+        return zip(x.shape[2:], self.padding, weight.shape[2:], strict=True)
 
     def adjoint(self, size: torch.Size, gradient: Tensor, weight: Tensor) -> Tensor:
         """The gradient with respect to an input of this size, as another convolution, which is cheap to differentiate.
@@ -78,7 +111,7 @@ class _Convolution(NamedTuple):
             sizes = zip(size[2:], gradient.shape[2:], weight.shape[2:], *self[:3], strict=True)
             left_over = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
         reverse = self._replace(transposed=not self.transposed, output_padding=left_over)
-        result = reverse(gradient, weight, None)
+        result: Tensor = _Convolve.apply(gradient, weight, None, reverse)  # type: ignore[no-untyped-call]
         for dimension, length in enumerate(size[2:], 2):
             if result.shape[dimension] != length:
                 result = result.narrow(dimension, 0, length)
@@ -97,13 +130,15 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
         x, weight = ctx.saved_tensors
-        wanted = [_wanted(ctx, index) for index in range(3)]
-        if wanted[1] or not torch.is_grad_enabled():
-            computed = torch.ops.aten.convolution_backward(gradient, x, weight, ctx.bias_shape, *ctx.settings, wanted)
+        wanted, settings = [_wanted(ctx, index) for index in range(3)], ctx.settings
+        narrow = not torch.is_grad_enabled() and settings.is_narrow(x, weight)
+        if not narrow and (wanted[1] or not torch.is_grad_enabled()):
+            computed = torch.ops.aten.convolution_backward(gradient, x, weight, ctx.bias_shape, *settings, wanted)
             return *computed, None
-        of_x = ctx.settings.adjoint(x.shape, gradient, weight) if wanted[0] else None
+        of_x = settings.adjoint(x.shape, gradient, weight) if wanted[0] else None
+        of_weight = settings.weight_gradient(x, gradient, weight) if wanted[1] else None
         of_bias = gradient.sum([0, *range(2, gradient.dim())]) if wanted[2] else None
-        return of_x, None, of_bias, None
+        return of_x, of_weight, of_bias, None
 
 
 def _wanted(ctx: Any, index: int) -> bool:
@@ -120,23 +155,14 @@ def _wanted(ctx: Any, index: int) -> bool:
         return True
 
 
-def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor | None:
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any, narrow: bool = False) -> Tensor | None:
+    """A convolution that is fast to differentiate twice; None if torch must do it. With `narrow`, also if it is not."""
     present = [x, weight] if bias is None else [x, weight, bias]
-    dimensions = weight.dim() - 2
     if not _replaceable(*present) or x.dim() != weight.dim():  # a single image: rare enough for torch's own way
         return None
-    stride, padding, dilation, transposed, output_padding, groups = settings
-
-    def each(value: int | Sequence[int]) -> list[int]:
-        values = [value] if isinstance(value, int) else list(value)
-        return values * dimensions if len(values) == 1 else values
-
-    if isinstance(padding, str):
-        total = [d * (k - 1) for d, k in zip(each(dilation), weight.shape[2:], strict=True)]
-        if padding == "same" and any(number % 2 for number in total):
-            return None  # more on one side than on the other
-        padding = [number // 2 for number in total] if padding == "same" else 0
-    described = _Convolution(each(stride), each(padding), each(dilation), transposed, each(output_padding), groups)
+    described = _described(weight, *settings)
+    if described is None or (narrow and not described.is_narrow(x, weight)):
+        return None
     device = x.device.type
     if torch.is_autocast_enabled(device):
         half = torch.get_autocast_dtype(device)
@@ -144,6 +170,36 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any)
     operands = present if bias is not None else [*present, None]
     result: Tensor = _Convolve.apply(*operands, described)  # type: ignore[no-untyped-call]
     return result
+
+
+def _described(
+    weight: Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int
+) -> _Convolution | None:
+    """Settings with a number for every dimension; None for padding with more on one side than on the other."""
+
+    def each(value: int | Sequence[int]) -> list[int]:
+        values = [value] if isinstance(value, int) else list(value)
+        return values * (weight.dim() - 2) if len(values) == 1 else values
+
+    if isinstance(padding, str):
+        total = [d * (k - 1) for d, k in zip(each(dilation), weight.shape[2:], strict=True)]
+        if padding == "same" and any(number % 2 for number in total):
+            return None
+        padding = [number // 2 for number in total] if padding == "same" else 0
+    return _Convolution(each(stride), each(padding), each(dilation), transposed, each(output_padding), groups)
+
+
+def narrow_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor | None:
+    """`torch.conv2d` with many input and at most four output channels, faster on a processor; None for any other.
+
+    >>> x, weight = torch.randn(2, 16, 8, 8), torch.randn(1, 16, 3, 3, requires_grad=True)
+    >>> found = narrow_convolution(x, weight, None, 1, 1, 1, 1)
+    >>> torch.allclose(found, torch.conv2d(x, weight, padding=1), atol=1e-5)
+    True
+    """
+    return _convolution(x, weight, bias, stride, padding, dilation, False, 0, groups, narrow=True)
 
 
 def _convolve(
@@ -182,7 +238,7 @@ def _silu(input: Tensor, inplace: bool = False) -> Tensor | None:
 
 
 def _gelu(input: Tensor, *, approximate: str = "none") -> Tensor | None:
-    return _elementwise(TanhGELU(), input) if approximate == "tanh" else None
+    return _elementwise(TanhGELU() if approximate == "tanh" else GELU(), input)
 
 
 def _mish(input: Tensor, inplace: bool = False) -> Tensor | None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812 (the field's name for it)
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from mcvae.core.operators import narrow_convolution
 from mcvae.models.networks import upsample_and_convolve
 
 __all__ = ["Report", "optimized"]
@@ -29,8 +30,9 @@ def optimized(module: Module) -> Module:
     and type. What it changed and left alone is in its attribute `report`, once it has been called.
 
     Changed are two-dimensional convolutions: they get images with channels last in memory, on processors and in half
-    precision; and one that directly follows a nearest-neighbour upsampling by 2, 4, … becomes one operator with it,
-    which needs half the products or less. A `view` of an image that has become impossible is taken of a copy, so do not
+    precision; one that directly follows a nearest-neighbour upsampling by 2, 4, … becomes one operator with it, which
+    needs half the products or less; and on processors one with at most four output channels computes blocks of pixels
+    as channels. A `view` of an image that has become impossible is taken of a copy, so do not
     write into such a view and read the image afterwards.
 
     Args:
@@ -142,7 +144,11 @@ def _convolve(
             return upsample_and_convolve(image, weight, bias, scale, pads)
         report.left_alone[f"upsampling before {name} with stride {stride}, padding {padding}, groups {groups}"] = None
     image, weight = _channels_last(report, name, input, weight)
-    return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
+    narrow = narrow_convolution(image, weight, bias, stride, padding, dilation, groups)
+    if narrow is None:
+        return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
+    report.changed[f"{name}: outputs in blocks of pixels"] = None
+    return narrow
 
 
 def _symmetric(padding: Any, weight: Tensor) -> list[int] | None:
