@@ -17,10 +17,11 @@ from torch.distributions import Independent, Normal
 import mcvae
 from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from mcvae.runs.plain import RunError, read_json
+from mcvae.training import threads
 from mcvae.training.evaluate_run import evaluate_run
 from mcvae.training.loading import load_run, read_config
 from mcvae.training.module import DivergedError, VariationalTraining
-from mcvae.training.run import threads_for, train
+from mcvae.training.run import train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
 
@@ -469,17 +470,52 @@ def test_celeba_in_its_canonical_layout_trains(tmp_path, monkeypatch):
     assert evaluate_run(run, num_steps=2, num_samples=2, **options).num_images == 5
 
 
-def test_small_batches_are_trained_with_one_thread_unless_the_user_chose(monkeypatch):
+@pytest.fixture
+def two_threads(monkeypatch):
+    """Two threads, as torch takes them by itself on two cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        with threads_for(3_200):
-            assert torch.get_num_threads() == 1
-        with threads_for(78_400):
-            assert torch.get_num_threads() == 2
-        monkeypatch.setenv("OMP_NUM_THREADS", "2")
-        with threads_for(3_200):
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_are_as_many_as_pay_unless_the_user_chose(monkeypatch):
+    for free, values, expected in ((2, 3_200, 1), (2, 78_400, 2), (1, 78_400, 1), (8, 78_400, 2), (1, None, 1)):
+        monkeypatch.setattr(threads, "free_cores", lambda free=free: free)
+        with threads.threads_for(values):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with threads.threads_for(3_200):
+        assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("cpu 100 0 0 100 0 0 0 0", 2),  # of four cores two are busy
+        ("cpu 100 100 0 0 0 0 0 0", 2),  # nice ones make way
+        ("cpu 10 0 10 160 20 0 0 0", 4),
+        ("cpu 150 0 50 0 0 0 0 0", 1),  # never less than one
+        (None, 4),  # a system that does not say
+    ],
+)
+def test_free_cores_are_those_that_others_left_idle(monkeypatch, line, expected):
+    moments = iter([[0] * 8, [int(number) for number in line.split()[1:]]] if line else [None])
+    monkeypatch.setattr(threads, "_ticks", lambda: next(moments))
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 4)
+    assert threads.free_cores(0.0) == expected
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_resumed_run_has_the_threads_it_had():
+    module = VariationalTraining(mcvae.models.build_model((1, 8, 8), 2), mcvae.recipes.vae(), OptimizerConfig())
+    checkpoint = {}
+    module.on_save_checkpoint(checkpoint)
+    torch.set_num_threads(1)
+    module.on_load_checkpoint(checkpoint)
+    assert torch.get_num_threads() == 2
+    module.on_load_checkpoint({})  # of an earlier release
+    assert torch.get_num_threads() == 2

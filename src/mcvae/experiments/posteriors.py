@@ -106,7 +106,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     generator = seeded_generator("weights", density, method, number, seed)
     if method in LEARNED:
         objective = _objective(method, number, target.latent_dim, compiled=settings["compile"])
-        _maximise(objective, initial, target, updates, seed, rate=1e-3)
+        _maximise(objective, initial, target, updates, seed, rate=1e-3 * math.sqrt(64 / number))
         evaluations += updates * _CHAINS * objective.num_evaluations
     with torch.no_grad():
         bridge = initial(target)
@@ -176,17 +176,17 @@ def _objective(method: str, num_steps: int, latent_dim: int, *, compiled: bool) 
 def _maximise(
     objective: AnnealedEstimator, initial: MeanField, target: Target, num_updates: int, seed: int, *, rate: float
 ) -> None:
-    """Adam with a rate that falls to 0 along a cosine.
+    """Adam with a rate for networks and q that falls to 0 along a cosine.
 
-    Step sizes, temperatures and frictions learn ten times as fast as networks and q: they are few, and far from where
-    they should be.
+    Gradients of long chains are noisier, so their rate is lower. Step sizes, temperatures and frictions have a rate of
+    their own, and a higher one: they are few, and far from where they should be.
     """
     networks = [parameter for name, parameter in objective.named_parameters() if ".control." in name]
     known = {id(p) for p in networks}
     scalars = [p for p in objective.parameters() if p.requires_grad and id(p) not in known]
     groups = [{"params": [*initial.parameters(), *networks], "lr": rate}]
     if scalars:
-        groups.append({"params": scalars, "lr": 10 * rate})
+        groups.append({"params": scalars, "lr": 1e-2})
     optimizer = torch.optim.Adam(groups)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_updates)
     noise = seeded_generator("chains", seed)

@@ -29,6 +29,7 @@ from mcvae.runs.storage import RunFolder, check_links, hold, top_level
 from mcvae.training.loading import load_run, snapshot_folder
 from mcvae.training.pictures import save_grid
 from mcvae.training.run import batches, prepare
+from mcvae.training.threads import threads_for
 
 __all__ = ["evaluate_run"]
 
@@ -69,7 +70,7 @@ def evaluate_run(
         raise RunError(f"{home.place} is not a run folder: it does not exist.")
     if shard != WHOLE:
         return _evaluate(home, settings, shard, progress)
-    with hold(home.path, "evaluating", home.place):
+    with hold(home.path, "evaluating", home.place), threads_for():
         if settings.processes > 1:
             _share(home.path, settings)
         return _evaluate(home, settings, shard, progress)

@@ -15,6 +15,7 @@ from mcvae.core.estimator import AnnealedEstimator, Estimate
 from mcvae.core.randomness import seeded_generator
 from mcvae.models import LatentVariableModel
 from mcvae.runs.config import OptimizerConfig
+from mcvae.training.threads import recall_threads
 
 __all__ = ["DivergedError", "VariationalTraining"]
 
@@ -239,12 +240,14 @@ class VariationalTraining(LightningModule):
         self._seen.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remember how long training has been non-finite."""
+        """Remember how long training has been non-finite, and the number of threads."""
         checkpoint["skipped_in_a_row"] = self.skipped_in_a_row
+        checkpoint["threads"] = torch.get_num_threads()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Recall it."""
+        """Recall both."""
         self.skipped_in_a_row = checkpoint.get("skipped_in_a_row", 0)
+        recall_threads(checkpoint.get("threads"))
 
     def _generator(self, purpose: str, batch_idx: int, shared: bool = False) -> torch.Generator:
         """Of a batch that this process has as a whole, or shares with the others."""

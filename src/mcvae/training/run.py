@@ -10,8 +10,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,8 +48,9 @@ from mcvae.training.callbacks import (
 from mcvae.training.loading import build, load_run, save_model, snapshot_folder
 from mcvae.training.module import DivergedError, VariationalTraining
 from mcvae.training.options import check_trainer
+from mcvae.training.threads import threads_for
 
-__all__ = ["BatchedImages", "build_trainer", "prepare", "threads_for", "train"]
+__all__ = ["BatchedImages", "build_trainer", "prepare", "train"]
 
 
 class BatchedImages(LightningDataModule):
@@ -412,21 +412,6 @@ def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunF
     if interrupted or trainer.state.status == "interrupted":
         print(f"\nInterrupted. Continue with: mcvae train --resume {shlex.quote(home.place)}", file=sys.stderr)
         raise SystemExit(130)
-
-
-@contextmanager
-def threads_for(values: int) -> Iterator[None]:
-    """One thread for batches of few values, where more cost what they save, unless the user chose a number."""
-    before = torch.get_num_threads()
-    if values < _FEW and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-_FEW = 2**15  # 50 digits have 3,200 values, 100 images of MNIST 78,400
 
 
 def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolder) -> None:

@@ -1,0 +1,66 @@
+"""How many threads torch should take: one where batches are small, and no more than the cores that are free."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["free_cores", "recall_threads", "threads_for"]
+
+
+@contextmanager
+def threads_for(values: int | None = None) -> Iterator[None]:
+    """Choose the number of threads for batches of so many values, or of many, unless the user chose it.
+
+    On small batches a second thread costs more than it saves. If something else keeps a core, two threads wait for each
+    other, and one is faster.
+    """
+    before = torch.get_num_threads()
+    if not _chosen_by_user():
+        few = values is not None and values < _FEW
+        torch.set_num_threads(1 if few else min(before, free_cores()))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def recall_threads(number: int | None) -> None:
+    """Take as many threads as a run had when it was interrupted: sums depend on it in their last digit."""
+    if number is not None and not _chosen_by_user():
+        torch.set_num_threads(number)
+
+
+def free_cores(seconds: float = 0.25) -> int:
+    """Cores that other processes have left idle for this time, at least one; all where the system does not say.
+
+    Processes with a low priority (`nice`) do not count as busy: they make way.
+    """
+    total = os.cpu_count() or 1
+    before = _ticks()
+    if before is None:
+        return total
+    time.sleep(seconds)
+    after = _ticks()
+    assert after is not None
+    spent = [end - begin for begin, end in zip(before, after, strict=True)]
+    _, nice, _, idle, waiting, *_ = spent
+    return max(1, round(total * (nice + idle + waiting) / max(sum(spent), 1)))
+
+
+def _ticks() -> list[int] | None:
+    """Time that all cores have spent so far on users, nice users, the system, nothing, waiting for disks, and more."""
+    try:
+        with open("/proc/stat") as file:
+            return [int(number) for number in file.readline().split()[1:9]]
+    except OSError:  # not Linux
+        return None
+
+
+def _chosen_by_user() -> bool:
+    return "OMP_NUM_THREADS" in os.environ
+
+
+_FEW = 2**15  # 50 digits have 3,200 values, 100 images of MNIST 78,400
