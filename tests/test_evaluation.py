@@ -110,7 +110,7 @@ def logistic_regression():
 @pytest.mark.slow
 def test_two_ways_to_the_evidence_of_a_logistic_regression_agree():
     log_joint, prior = logistic_regression()
-    settings = {"num_steps": 1024, "num_samples": 300, "check": False}
+    settings = {"num_steps": 512, "num_samples": 200, "check": False}
     from_prior = mcvae.estimate_log_evidence(log_joint, prior, **settings, generator=generator())
     mode = torch.zeros(1, 1, 31, requires_grad=True)
     optimiser = torch.optim.LBFGS([mode], max_iter=200, line_search_fn="strong_wolfe")
@@ -126,11 +126,12 @@ def test_two_ways_to_the_evidence_of_a_logistic_regression_agree():
     scale = 1.5 * hessian.diagonal().rsqrt()
     laplace = Independent(Normal(mode.detach()[0], scale.unsqueeze(0)), 1)
     from_laplace = mcvae.estimate_log_evidence(
-        log_joint, laplace, kernel=mcvae.hmc(8), schedule="sigmoid", **settings, generator=generator(1)
+        log_joint, laplace, kernel=mcvae.hmc(4), schedule="sigmoid", **settings, generator=generator(1)
     )
     for evidence in (from_prior, from_laplace):
         assert evidence.verdict() == "no contradiction found"
-    assert abs(from_prior.log_evidence - from_laplace.log_evidence) < 0.1
+    error = from_prior.standard_error.hypot(from_laplace.standard_error)
+    assert abs(from_prior.log_evidence - from_laplace.log_evidence) < 3 * error < 0.3
 
 
 def test_too_small_a_budget_is_called_not_converged():

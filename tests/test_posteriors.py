@@ -11,8 +11,8 @@ from mcvae.experiments.posteriors import cells, run
 
 @pytest.mark.parametrize(("name", "width"), [("banana", 60.0), ("mixture-40", 60.0)])
 def test_two_dimensional_densities_integrate_to_their_evidence(name, width):
-    target, number = load_target(name), 1501
-    axis = torch.linspace(-width, width, number)
+    target = load_target(name)
+    axis = torch.linspace(-width, width, 501)
     z = torch.cartesian_prod(axis, axis).unsqueeze(1)
     cell = float(axis[1] - axis[0]) ** 2
     assert float(target.log_joint(z).double().exp().sum()) * cell == pytest.approx(1.0, abs=0.01)

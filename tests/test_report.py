@@ -427,9 +427,12 @@ def test_paper_shows_what_is_folded_on_the_screen(opened):
 def test_the_demonstration_tells_both_sides_and_its_page_opens_with_one_picture(tmp_path, monkeypatch, capsys):
     import torch
 
-    from mcvae.experiments import toy_posterior
+    from mcvae.experiments import demonstration, toy_posterior
+    from mcvae.runs.config import EvaluationSettings
 
     torch.set_default_dtype(torch.float32)  # as for a user
+    brief = EvaluationSettings(num_steps=4, num_samples=4, spacing="linear", compare_iwae=False)
+    monkeypatch.setattr(demonstration, "EVALUATION", brief)
     small = {"num_updates": 5, "num_steps": 2, "num_data": 100, "batches": 2}
     monkeypatch.setitem(toy_posterior.SIZES, "quick", small)
     assert main(["demo", "--epochs", "1", "--folder", str(tmp_path / "demo")]) == 0

@@ -92,9 +92,9 @@ def test_a_network_missing_in_the_forward_density_is_rejected():
     (kernel,) = objective.kernels
     control = kernel.proposal.drift.control
     nn.init.constant_(control.outputs.bias, 1.0)
-    assert mean_is_one(ratios(objective, number=200_000))
+    assert mean_is_one(ratios(objective, number=40_000))
     objective.kernels[0] = Forgetful(kernel, control)
-    assert not mean_is_one(ratios(objective, number=200_000))
+    assert not mean_is_one(ratios(objective, number=40_000))
 
 
 class ExactControl(nn.Module):

@@ -109,7 +109,9 @@ def pilot(
         first = tried(better, min(max_steps, _ENOUGH))
         if bool(first[1] < tolerance):
             return first[0]
-    second = tried(tune(bridge, tuned, spacing=spacing, generator=generator), max_steps)
+    known = given.num_steps if given is not None else num_steps
+    knots = None if spacing == "adaptive" or isinstance(known, str) else min(known, 20)
+    second = tried(tune(bridge, tuned, spacing=spacing, num_knots=knots, generator=generator), max_steps)
     return first[0] if first is not None and bool(first[1] < second[1]) else second[0]
 
 

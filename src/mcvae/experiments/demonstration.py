@@ -14,6 +14,7 @@ __all__ = ["run_demo"]
 RING_METHODS = ["vae", "iwae", "realnvp", "a-mcvae", "l-mcvae"]
 DIGITS_METHODS = ("vae", "iwae-6", "l-mcvae-k5", "a-mcvae-k5")
 """The VAE, then three ways to spend six decoder passes per image."""
+EVALUATION = EvaluationSettings(num_samples=16, compare_iwae=False)
 
 
 def run_demo(folder: Path, epochs: int, seed: int) -> tuple[Path, Path]:
@@ -30,5 +31,5 @@ def run_demo(folder: Path, epochs: int, seed: int) -> tuple[Path, Path]:
             train(TrainConfig(data=DataConfig("digits", batch_size=50), method=parse_key(key), run=config))
         if read_result(run).evaluation is None:
             print(f"evaluating {key} on test images", flush=True)
-            evaluate_run(run, EvaluationSettings(num_samples=16, compare_iwae=False))
+            evaluate_run(run, EVALUATION)
     return ring, folder / "digits"
