@@ -236,17 +236,20 @@ def _benchmark(found: list[Summary], arrays: Arrays) -> Figure:
     figure = Figure(figsize=(2 + 3 * len(densities), 6))
     rows = figure.subplots(2, len(densities), squeeze=False)
     families = list(dict.fromkeys(s.method.rpartition("-k")[0] or s.method for s in bounds))
+    numbers = sorted({int(s.method.rpartition("-k")[2]) if "-k" in s.method else 0 for s in bounds})
     for column, density in enumerate(densities):
         upper, lower = rows[:, column]
         for index, family in enumerate(families):
             line = [s for s in bounds if s.dataset == density and (s.method.rpartition("-k")[0] or s.method) == family]
             steps = [int(s.method.rpartition("-k")[2]) if "-k" in s.method else 0 for s in line]
             values, errors = [s.mean for s in line], [(s.spread or 0.0) for s in line]
-            look: Any = {"color": f"C{index}", "marker": "o", "markersize": 4, "capsize": 2, "lw": 1, "label": family}
+            look: Any = {"color": f"C{index}", "marker": "o", "markersize": 4, "capsize": 2, "lw": 1}
+            look["label"] = family.upper()
             upper.errorbar(steps, values, errors, **look)
             lower.errorbar([s.seconds or 0.0 for s in line], values, errors, **look)
         upper.set(title=density, xlabel="K", xscale="symlog")
-        lower.set(xlabel="seconds", xscale="log")
+        upper.set_xticks(numbers, [str(number) for number in numbers], minor=False)
+        lower.set(xlabel="seconds of one core", xscale="log")
     rows[0, 0].set_ylabel(LABELS["elbo"])
     rows[1, 0].set_ylabel(LABELS["elbo"])
     rows[0, -1].legend(fontsize=7)

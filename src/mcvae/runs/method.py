@@ -457,13 +457,14 @@ def label_of(key: str) -> str:
 
     >>> label_of("l-mcvae-sigmoid-k5"), label_of("iwae-10"), label_of("a-mcvae-k5-n5-cv")
     ('L-MCVAE sigmoidal, K = 5', 'IWAE, K = 10', 'A-MCVAE, K = 5, 5 samples, leave one out')
-    >>> label_of("vae-learning_rate=1e-3")
-    'VAE, learning_rate=1e-3'
+    >>> label_of("vae-learning_rate=1e-3"), label_of("ais-mala-k8")
+    ('VAE, learning_rate=1e-3', 'AIS-MALA, K = 8')
     """
     base, *varied = re.split(r"-(?=\w+=)", key)
     try:
         found = _read(base)
-    except ValueError:
-        return key
+    except ValueError:  # perhaps a sampler of the benchmark of posteriors, which trains no model
+        sampler = re.fullmatch(r"(vi|ula|ais-mala|smc)(?:-k(\d+))?", key)
+        return key if not sampler else sampler[1].upper() + (f", K = {sampler[2]}" if sampler[2] else "")
     notes = dict(found.method.notes)
     return ", ".join([found.label, *(notes.get(word, word) for word in found.rest), *varied])
