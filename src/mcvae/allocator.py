@@ -19,19 +19,19 @@ _in_force: str | None = None
 def keep_memory() -> None:
     """Keep freed memory for the next step instead of returning it: for the whole process, and only with glibc.
 
-    `mcvae.evaluate`, `mcvae.estimate_log_evidence` and the command line call this. In a training loop of your own, call
-    it once at the start. The process does not take more than at its peak, but stays there.
+    The command line calls this. In a training loop of your own, and before long evaluations, call it once at the start.
+    The process does not take more than at its peak, but stays there.
     """
     _choose("keep", (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1))
 
 
 def return_memory() -> None:
-    """Return freed blocks above 1 MB at once: slower, but what a long chain keeps can then not split them.
+    """Return freed blocks above 256 kB at once: slower, but what a long chain keeps can then not split them.
 
     Otherwise the few numbers that `memory="low"` keeps of every state would be put into the gaps, and the process would
     grow as if nothing had been forgotten.
     """
-    _choose("return", (_MMAP_THRESHOLD, 1 << 20))
+    _choose("return", (_MMAP_THRESHOLD, 1 << 18))
 
 
 def _choose(policy: str, *options: tuple[int, int]) -> None:
