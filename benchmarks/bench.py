@@ -718,7 +718,8 @@ def main() -> None:
     tables = markdown(results)
     print(tables)
     if options.write:
-        print("\n".join(["slower, or larger, than the page says:", *(slower(results, last) or ["nothing"])]), file=sys.stderr)
+        found = slower(results, last) or ["nothing"]
+        print("\n".join(["slower, or larger, than the page says:", *found]), file=sys.stderr)
         before, _, rest = options.write.read_text().partition("<!-- measured -->")
         _, _, after = rest.partition("<!-- end -->")
         options.write.write_text(f"{before}<!-- measured -->\n\n{tables}\n\n<!-- end -->{after}")
