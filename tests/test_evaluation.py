@@ -343,7 +343,8 @@ def test_a_set_is_certified_or_told_how_far_it_is():
     assert fine["bits_per_dim"] == pytest.approx(fine["nll"] / 6 / math.log(2))
     assert mcvae.evaluate(model, x, simulated=0).summary["verdict"].startswith("no contradiction found")
     hard, x, _ = ppca_model(latent_dim=40, data_dim=80, num_data=16)
-    coarse = mcvae.evaluate(hard, x, protocol=mcvae.Protocol(num_steps=1, num_samples=16), simulated=32).summary
+    crude = mcvae.Protocol(num_steps=1, num_samples=16, start="encoder")
+    coarse = mcvae.evaluate(hard, x, protocol=crude, simulated=32).summary
     assert coarse["verdict"].startswith("not converged, because")
     assert coarse["remaining"] > 1
 
@@ -414,6 +415,80 @@ def test_starting_from_the_prior_agrees_with_starting_from_the_encoder():
     found = mcvae.evaluate(model, x, protocol=mcvae.Protocol(start="prior"), simulated=0, compare_iwae=False)
     assert ((found.column("log_likelihood") - truth).abs() < 5 * found.column("standard_error") + 1e-3).all()
     assert found.column("importance").isnan().all()
+
+
+class Bent(nn.Module):
+    """Two latents whose posterior is bent and correlated; its evidence is known by quadrature."""
+
+    def forward(self, z):
+        first, second = z.unbind(-1)
+        mean = torch.stack([first + second, 0.5 * first.square() - second, first.sin()], -1)
+        return Independent(Normal(mean, torch.full_like(mean, 0.3)), 1)
+
+    def log_evidence(self, x):
+        axis = torch.linspace(-6, 6, 1201, dtype=torch.float64)
+        z = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 1, 2)
+        log_joint = self(z).log_prob(x.double()) + Normal(0.0, 1.0).log_prob(z).sum(-1)
+        return log_joint.logsumexp(0) + 2 * math.log(0.01)
+
+
+def lost_encoder(x):
+    """A q that knows nothing of the posterior."""
+    return Independent(Normal(torch.full_like(x[:, :2], 0.5), torch.full_like(x[:, :2], 0.8)), 1)
+
+
+@pytest.mark.parametrize("weighs_the_volume", [True, False])
+def test_chains_that_start_around_a_mode_find_the_evidence(monkeypatch, weighs_the_volume):
+    """The named wrong version forgets that a frame changes volumes."""
+    from mcvae.core import starts
+
+    if not weighs_the_volume:
+        monkeypatch.setattr(starts._InFrame, "__call__", lambda self, u: self.log_joint(self.frame.to_latents(u)))
+    decoder = Bent().double()
+    model = mcvae.LatentVariableModel(lost_encoder, decoder)
+    z = torch.randn(20, 2, generator=generator(), dtype=torch.float64)
+    x = decoder(z).mean + 0.3 * torch.randn(20, 3, generator=generator(1), dtype=torch.float64)
+    found = mcvae.evaluate(model, x, protocol=mcvae.Protocol(num_steps=32, num_samples=64), simulated=0)
+    assert found.summary["start"] == "fitted"
+    error = found.column("log_likelihood") - decoder.log_evidence(x)
+    right = (error.abs() < 5 * found.column("standard_error") + 1e-3).double().mean() > 0.9
+    assert bool(right) == weighs_the_volume
+
+
+def test_a_start_around_the_mode_needs_fewer_temperatures():
+    model, x, truth = ppca_model(latent_dim=20, data_dim=40, num_data=16)
+    errors = {}
+    for start in ("fitted", "encoder"):
+        protocol = mcvae.Protocol(num_steps=4, num_samples=8, start=start)
+        found = mcvae.evaluate(model, x, protocol=protocol, simulated=0, compare_iwae=False)
+        errors[start] = (found.column("log_likelihood") - truth).abs().mean()
+    assert errors["fitted"] < 0.5 * errors["encoder"]
+
+
+def test_a_fitted_start_is_saved_without_its_data(tmp_path):
+    model, x, truth = ppca_model(latent_dim=5, data_dim=12, num_data=30)
+    options = {"protocol": mcvae.Protocol(num_steps=8, num_samples=8), "simulated": 0, "compare_iwae": False}
+    first = mcvae.evaluate(model, x[:10], **options)
+    assert first.tuning.fitted
+    assert first.tuning.frame is None
+    first.tuning.save(tmp_path / "tuning.json")
+    again = mcvae.evaluate(model, x[10:], tuning=mcvae.Tuning.load(tmp_path / "tuning.json"), **options)
+    assert (again.column("log_likelihood") - truth[10:]).abs().max() < 0.2
+
+
+def test_a_datum_without_a_mode_starts_from_its_initial_distribution():
+    from mcvae.core.starts import fit_frame
+
+    initial = Independent(Normal(torch.tensor([[1.0, 0.5], [1.0, 0.5]]), torch.tensor([[1.0, 2.0], [1.0, 2.0]])), 1)
+
+    def log_joint(z):  # the first has a mode at 0 of variance 1/4, the second is a plateau
+        return torch.stack([-2 * z[:, 0].square().sum(-1), torch.zeros(len(z))], 1)
+
+    for max_rows in (2, 4096):
+        frame = fit_frame(mcvae.Bridge(initial, log_joint), max_rows=max_rows)
+        assert torch.allclose(frame.mean, torch.tensor([[0.0, 0.0], [1.0, 0.5]]), atol=1e-3)
+        scales = (frame.factor @ frame.factor.mT).diagonal(dim1=1, dim2=2).sqrt() / 1.1
+        assert torch.allclose(scales, torch.tensor([[0.5, 0.5], [1.0, 2.0]]), atol=1e-2)
 
 
 def test_evaluating_leaves_the_global_stream_alone():

@@ -15,7 +15,7 @@ from mcvae.core.kernels import Kernel, hmc
 from mcvae.core.randomness import draw
 from mcvae.core.resampling import Resampling
 from mcvae.core.schedules import FixedSchedule, Schedule
-from mcvae.core.starts import Frame, find_modes
+from mcvae.core.starts import FIT_STEPS, INFLATION, Frame, find_modes, fit_frame
 from mcvae.core.step_sizes import FixedStepSizes, StepSizes
 from mcvae.core.tuning import Spacing, Tuning, spaced, tune
 
@@ -42,6 +42,12 @@ class Pilot(NamedTuple):
         """Coordinates of a better start, if there is one."""
         return None if self.tuning is None else self.tuning.frame
 
+    def fitted_to(self, bridge: Bridge, max_rows: int) -> "Pilot":
+        """The same plan for other data: chains that start around a mode start around theirs."""
+        if self.tuning is None or not self.tuning.fitted:
+            return self
+        return self._replace(tuning=self.tuning._replace(frame=fit_frame(bridge, max_rows=max_rows)))
+
 
 def pilot(
     bridge: Bridge,
@@ -64,7 +70,7 @@ def pilot(
 
     Args:
         bridge: the densities.
-        shared: one step size for all data, in units of their scales, to be used for other data.
+        shared: one step size for all data, in units of their scales, to be used for other data; see `Pilot.fitted_to`.
         fit: look for a better start than the initial distribution: a Gaussian around a mode.
         kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, resample, compile,
             generator: as for `estimate_log_evidence`.
@@ -81,6 +87,7 @@ def pilot(
     untuned = fixed is not None and (given is not None or schedule in (None, "sigmoid"))
 
     def tried(found: Tuning | None, most: int) -> tuple[Pilot, Tensor]:
+        run = bridge if found is None or found.frame is None else found.frame.bridge(bridge)
         found = found.shared() if found is not None and shared else found
         chain = CompiledChain() if compile else None  # one for all numbers of steps
 
@@ -95,43 +102,60 @@ def pilot(
             estimator.compiled = chain
             return estimator
 
-        run = bridge if found is None or found.frame is None else found.frame.bridge(bridge)
         number, moved, error = _choose_num_steps(run, frozen, num_steps, given, fixed, tolerance, most, generator)
         return Pilot(frozen(number), found, moved), error
 
+    if tuning is not None and tuning.fitted and tuning.frame is None:
+        tuning = tuning._replace(frame=fit_frame(bridge))
     if tuning is not None or untuned or without_steps:
         return tried(tuning, max_steps)[0]
     spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
     tuned = CompiledKernel(kernel) if compile else kernel
-    better = _fitted(bridge, tuned, generator) if fit and spacing == "adaptive" and fixed is None else None
+    better = None
+    if fit and spacing == "adaptive" and fixed is None and kernel.accepts and kernel.uses_score:
+        better = _fitted(bridge, tuned, shared, num_samples, generator)
+    known = given.num_steps if given is not None else num_steps
     first = None
-    if better is not None and better.length < _SHORT:
+    if better is not None and known == "auto" and better.length < _SHORT:
         first = tried(better, min(max_steps, _ENOUGH))
         if bool(first[1] < tolerance):
             return first[0]
-    known = given.num_steps if given is not None else num_steps
     knots = None if spacing == "adaptive" or isinstance(known, str) else min(known, 20)
-    second = tried(tune(bridge, tuned, spacing=spacing, num_knots=knots, generator=generator), max_steps)
+    own = tune(bridge, tuned, spacing=spacing, num_knots=knots, generator=generator)
+    if better is not None and known != "auto":
+        return tried(better if better.length < own.length else own, max_steps)[0]
+    second = tried(own, max_steps)
     return first[0] if first is not None and bool(first[1] < second[1]) else second[0]
 
 
 _SHORT = 4.0
 """Length of a path that a few dozen temperatures bridge."""
 
-_INFLATION = 1.1
-"""Of a fitted Gaussian: its tails should not be lighter than the density's."""
+
+def _fitted(
+    bridge: Bridge, kernel: Kernel, shared: bool, num_samples: int, generator: Generator | None
+) -> Tuning | None:
+    """The tuning of chains that start around a mode, in coordinates where its covariance is the identity.
+
+    For densities of one's own, the heaviest mode of several climbs. If the plan is for other data, every datum will be
+    fitted, from its own q; None if that costs more than it can save.
+    """
+    if shared:
+        fit_cost = FIT_STEPS * (bridge.initial.event_shape[0] + 1)
+        if fit_cost > _WORTHWHILE * num_samples * kernel.num_evaluations:
+            return None
+        frame = fit_frame(bridge)
+    else:
+        modes = find_modes(bridge, draw(bridge.initial, (4,), generator))
+        best = None if modes is None else modes.heaviest()
+        if best is None:
+            return None
+        frame = Frame(best.mean, INFLATION * best.factor)
+    return tune(frame.bridge(bridge), kernel, generator=generator)._replace(frame=frame, fitted=True)
 
 
-def _fitted(bridge: Bridge, kernel: Kernel, generator: Generator | None) -> Tuning | None:
-    """The tuning of chains that start around a mode, in coordinates where its covariance is the identity."""
-    if not (kernel.accepts and kernel.uses_score):
-        return None
-    modes = find_modes(bridge, draw(bridge.initial, (4,), generator))
-    best = None if modes is None else modes.heaviest()
-    if best is None:
-        return None
-    frame = Frame(best.mean, _INFLATION * best.factor)
-    return tune(frame.bridge(bridge), kernel, generator=generator)._replace(frame=frame)
+_WORTHWHILE = 32
+"""A fit may cost as much as the chains take for so many temperatures."""
 
 
 def _check_settings(

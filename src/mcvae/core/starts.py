@@ -16,7 +16,7 @@ from mcvae.core.bridge import Bridge
 from mcvae.core.scores import LogDensity, ScoredDensity
 from mcvae.core.step_sizes import standard_deviation
 
-__all__ = ["Frame", "Modes", "Widened", "find_modes"]
+__all__ = ["Frame", "Modes", "Widened", "find_modes", "fit_frame"]
 
 
 class Frame(NamedTuple):
@@ -152,23 +152,28 @@ class Modes(NamedTuple):
         return [Frame(mean, factor) for mean, factor in zip(self.mean, self.factor, strict=True)]
 
 
+_MOST_ROWS = 4096  # latents that one evaluation of all second derivatives may take
+
+
 @torch.no_grad()
-def find_modes(bridge: Bridge, starts: Tensor, *, num_steps: int = 15) -> Modes | None:
+def find_modes(bridge: Bridge, starts: Tensor, *, num_steps: int = 15, max_rows: int | None = None) -> Modes | None:
     """Climb from `starts [P, B, D]` to modes by Newton's method, and fit a Gaussian around each (Laplace).
 
-    Second derivatives are differences of scores, so that a step takes two evaluations of the model, on many rows.
-    None if those would be too many.
+    Second derivatives are differences of scores, so that a step evaluates the model D + 1 times.
 
     Args:
         bridge: the densities.
         starts: where to start.
         num_steps: the most steps.
+        max_rows: latents that one evaluation may hold; more are evaluated in portions. If None, more than a few
+            thousand are not tried at all: the answer is None.
     """
     number, batch, dim = starts.shape
-    if number * batch * (dim + 1) > _MOST_ROWS:
+    if max_rows is None and number * batch * (dim + 1) > _MOST_ROWS:
         return None
+    max_rows = max_rows or _MOST_ROWS
     scale = standard_deviation(bridge.initial).to(starts)
-    z, log_p, score, precision = starts, *_quadratic(bridge, starts, scale)
+    z, log_p, score, precision = starts, *_quadratic(bridge, starts, scale, max_rows)
     lengths = starts.new_tensor([1.0, 0.5, 0.2, 0.05, 0.01, 0.0]).reshape(-1, 1, 1, 1)
     for _ in range(num_steps):
         values, vectors = torch.linalg.eigh(precision)
@@ -178,31 +183,62 @@ def find_modes(bridge: Bridge, starts: Tensor, *, num_steps: int = 15) -> Modes 
         step = torch.einsum("pbij,pbj->pbi", vectors, along)
         longest = 20 * dim**0.5 / (step / scale).norm(dim=-1, keepdim=True).clamp(min=1e-30)
         tried = z + lengths * step * longest.clamp(max=1.0)
-        height = bridge.evaluate(tried.flatten(0, 1), with_score=False).log_p.nan_to_num(nan=-torch.inf)
+        height = _evaluate(bridge, tried.flatten(0, 1), max_rows, with_score=False)[0].nan_to_num(nan=-torch.inf)
         best = height.reshape(len(lengths), number, batch).argmax(0)
         z = tried.gather(0, best.reshape(1, number, batch, 1).expand(-1, -1, -1, dim)).squeeze(0)
         before = log_p
-        log_p, score, precision = _quadratic(bridge, z, scale)
+        log_p, score, precision = _quadratic(bridge, z, scale, max_rows)
         if not bool((log_p - before > 1e-3).any()):
             break
     return _gaussians(z, log_p, score, precision, scale)
 
 
-_MOST_ROWS = 4096  # latents that one evaluation of all second derivatives may take
+@torch.no_grad()
+def fit_frame(bridge: Bridge, *, max_rows: int = _MOST_ROWS) -> Frame:
+    """A Gaussian around the mode that each datum's initial distribution leads to, a tenth wider than its curvature.
+
+    Chains that start there need fewer temperatures than from an amortised q, whose scales are diagonal and whose
+    centre is off. A datum without a mode keeps the centre and the scales of its initial distribution.
+
+    Args:
+        bridge: the densities.
+        max_rows: latents that one evaluation may hold.
+    """
+    own = centre(bridge.initial)
+    modes = find_modes(bridge, own.unsqueeze(0), num_steps=FIT_STEPS, max_rows=max_rows)
+    assert modes is not None
+    found = (modes.log_mass[0] > -torch.inf).unsqueeze(-1)
+    # where no mode was found, the factor is that of the initial distribution
+    return Frame(torch.where(found, modes.mean[0], own), INFLATION * modes.factor[0])
 
 
-def _quadratic(bridge: Bridge, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+FIT_STEPS = 6
+"""Newton steps to a mode from the encoder's mean; all of 24 images of MNIST arrived within six."""
+
+INFLATION = 1.1
+"""Of a fitted Gaussian: its tails should not be lighter than the density's."""
+
+
+def _evaluate(bridge: Bridge, z: Tensor, max_rows: int, *, with_score: bool) -> tuple[Tensor, Tensor | None]:
+    """log p `[S, B]` and its score `[S, B, D]`, in portions of at most `max_rows` latents."""
+    portions = torch.split(z, max(1, max_rows // z.shape[1]))
+    points = [bridge.evaluate(portion, with_score=with_score) for portion in portions]
+    scores = [point.score_p for point in points if point.score_p is not None]
+    return torch.cat([point.log_p for point in points]), torch.cat(scores) if scores else None
+
+
+def _quadratic(bridge: Bridge, z: Tensor, scale: Tensor, max_rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """log p `[P, B]`, its score `[P, B, D]` and minus its second derivatives `[P, B, D, D]`, by differences."""
     number, batch, dim = z.shape
     width = torch.finfo(z.dtype).eps ** (1 / 3) * scale
     offsets = torch.cat([torch.zeros_like(z[:1, :1]), torch.eye(dim, dtype=z.dtype, device=z.device).unsqueeze(1)])
     rows = z + (offsets * width).unsqueeze(1)  # [D + 1, P, B, D]
-    point = bridge.evaluate(rows.flatten(0, 1), with_score=True)
-    assert point.score_p is not None
-    scores = point.score_p.reshape(dim + 1, number, batch, dim)
+    values, scores = _evaluate(bridge, rows.flatten(0, 1), max_rows, with_score=True)
+    assert scores is not None
+    scores = scores.reshape(dim + 1, number, batch, dim)
     change = (scores[1:] - scores[0]) / width.T.reshape(dim, 1, batch, 1)
     second = change.permute(1, 2, 0, 3)
-    log_p = point.log_p.reshape(dim + 1, number, batch)[0].nan_to_num(nan=-torch.inf)
+    log_p = values.reshape(dim + 1, number, batch)[0].nan_to_num(nan=-torch.inf)
     return log_p, scores[0], -(second + second.mT).nan_to_num() / 2
 
 

@@ -39,6 +39,8 @@ class Tuning(NamedTuple):
     """Temperature at which the pilot stopped for want of knots; 1 if it reached the end."""
     frame: Frame | None = None
     """Coordinates in which chains start from N(0, I), if the pilot found a better start than the initial one."""
+    fitted: bool = False
+    """Whether chains start around a mode of their own density; without a `frame`, one is fitted to the data at hand."""
 
     @property
     def length(self) -> float:
@@ -73,14 +75,14 @@ class Tuning(NamedTuple):
         return RelativeStepSizes(FixedStepSizes(len(betas), self.step_sizes(betas)), kernel.step_unit)
 
     def shared(self) -> "Tuning":
-        """One step size for all data, the median: for data that the pilot did not see."""
-        return self._replace(log_steps=self.log_steps.median(1, keepdim=True).values)
+        """One step size for all data, the median, and no frame: for data that the pilot did not see."""
+        return self._replace(log_steps=self.log_steps.median(1, keepdim=True).values, frame=None)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write as JSON."""
         content = {name: getattr(self, name).tolist() for name in ("knots", "log_steps", "spread")}
         frame = None if self.frame is None else {name: value.tolist() for name, value in self.frame._asdict().items()}
-        content |= {"spacing": self.spacing, "reached": self.reached, "frame": frame}
+        content |= {"spacing": self.spacing, "reached": self.reached, "frame": frame, "fitted": self.fitted}
         File(path).write_text(json.dumps(content) + "\n")
 
     @classmethod
@@ -91,7 +93,8 @@ class Tuning(NamedTuple):
         frame = content.get("frame")
         if frame is not None:
             frame = Frame(torch.tensor(frame["mean"]), torch.tensor(frame["factor"]))
-        return cls(knots, log_steps, spread, content["spacing"], content.get("reached", 1.0), frame)
+        fitted = content.get("fitted", frame is not None)
+        return cls(knots, log_steps, spread, content["spacing"], content.get("reached", 1.0), frame, fitted)
 
 
 def spaced(spacing: Literal["sigmoid", "linear"], num_steps: int) -> Tensor:

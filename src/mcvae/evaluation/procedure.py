@@ -204,7 +204,7 @@ class _Runner:
     def bridge(self, x: Tensor) -> Bridge:
         """From the encoder, or from the prior, to the joint."""
         bridge = self.model.bridge(x)
-        if self.protocol.start == "encoder":
+        if self.protocol.start != "prior":
             return bridge
         prior = self.model.prior_like(self.like.new_empty(bridge.initial.event_shape)).expand((len(x),))
         return Bridge(prior, bridge.log_joint, context=bridge.context)
@@ -225,6 +225,7 @@ class _Runner:
             tolerance=protocol.tolerance,
             max_steps=protocol.max_steps,
             shared=True,
+            fit=protocol.start == "fitted",
             generator=generator,
         )
         self.max_rows = max(1, int(self.memory / bytes_per_row(bridge, self._generator("memory"))))
@@ -272,6 +273,8 @@ class _Runner:
         ]
 
     def _diagnosed(self, bridge: Bridge, found: Pilot, generator: Generator) -> Evidence:
+        assert self.max_rows is not None
+        found = found.fitted_to(bridge, self.max_rows)
         return diagnose(bridge, found, tolerance=self.protocol.tolerance, max_rows=self.max_rows, generator=generator)
 
     def _refine(
@@ -291,7 +294,7 @@ class _Runner:
         if self.protocol.num_steps != "auto" or not rows or number <= self.pilot.estimator.num_steps:
             return
         bridge = self.bridge(x[rows])
-        again = self._diagnosed(bridge, self._with(number, self.protocol.num_samples, bridge), generator)
+        again = self._diagnosed(bridge, self._with(number, self.protocol.num_samples), generator)
         better = {
             "log_likelihood": again.log_evidence,
             "standard_error": again.standard_error,
@@ -307,13 +310,15 @@ class _Runner:
         for row, found, counts in zip(rows, again.doubts(), _histogram(again), strict=True):
             doubts[row], weights[row] = found, counts
 
-    def _with(self, num_steps: int, num_samples: int, bridge: Bridge) -> Pilot:
+    def _with(self, num_steps: int, num_samples: int) -> Pilot:
         """The frozen plan with more temperatures, or other chains."""
         if self.pilot.tuning is None:
             return self.pilot
-        tuning = self.pilot.tuning
+        assert self.first is not None
+        tuning = self.pilot.tuning._replace(fitted=False)  # it will be fitted to the data that it is used for
+        bridge = self.bridge(self.first)
         found = pilot(bridge, kernel=self.kernel, num_steps=num_steps, num_samples=num_samples, tuning=tuning)
-        return found._replace(moved=self.pilot.moved)
+        return found._replace(moved=self.pilot.moved, tuning=self.pilot.tuning)
 
     def _rate_and_distortion(self, x: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """KL(q ‖ prior) and −E_q[log p(x | z)], by samples, `[B]` each."""
@@ -357,6 +362,8 @@ class _Runner:
             **asdict(self.protocol),
             "num_steps": self.pilot.estimator.num_steps,
         }
+        if self.protocol.start == "fitted" and not (self.pilot.tuning and self.pilot.tuning.fitted):
+            summary["start"] = "encoder"  # from there, pilot chains were shorter
         for name in ("bound", "rate", "distortion", "importance", "iwae_10"):
             summary[name], summary[f"{name}_se"] = map(_plain, _mean(columns[name]))
         summary["nll"], summary["nll_se"] = _mean(-likelihood)
@@ -397,16 +404,19 @@ class _Runner:
         few long chains it is tighter than of many short ones.
         """
         assert self.first is not None
+        assert self.max_rows is not None
         own = self.pilot.estimator
-        longer = self._with(_LONGER * own.num_steps, max(1, own.num_samples // _LONGER), self.bridge(self.first))
+        longer = self._with(_LONGER * own.num_steps, max(1, own.num_samples // _LONGER))
         latent_dim = self.model.encoder(self.first).event_shape[0]
         generator = self._generator("simulate", 0)
         lower, upper, others = list[Tensor](), list[Tensor](), list[dict[str, Tensor]]()
         x, z = self.model.simulate(number, latent_dim, generator=generator)
         for data, latents in zip(torch.split(x, 16), torch.split(z, 16), strict=True):
             bridge = self.bridge(data)
+            plan = self.pilot.fitted_to(bridge, self.max_rows)
+            reverse = longer._replace(tuning=plan.tuning)
             sandwich = diagnose_sandwich(
-                bridge, self.pilot, latents, reverse=longer, max_rows=self.max_rows, generator=generator
+                bridge, plan, latents, reverse=reverse, max_rows=self.max_rows, generator=generator
             )
             lower.append(sandwich.lower)
             upper.append(sandwich.upper)

@@ -15,7 +15,9 @@ class Protocol:
     Args:
         num_steps: temperatures K, or "auto": doubled on pilot data until the estimate moves by less than `tolerance`.
         num_samples: chains per datum.
-        start: "encoder", q(z | x), or "prior", which a bad encoder cannot spoil but which needs more temperatures.
+        start: "fitted", a Gaussian around the mode of each datum's own posterior, if pilot chains from there are
+            shorter than from the encoder; "encoder", q(z | x); or "prior", which a bad encoder cannot spoil but which
+            needs more temperatures.
         spacing: of the temperatures.
         tolerance: in nats, for "auto" and for verdicts.
         max_steps: budget of "auto".
@@ -23,13 +25,13 @@ class Protocol:
 
     num_steps: int | Literal["auto"] = "auto"
     num_samples: int = 64
-    start: Literal["encoder", "prior"] = "encoder"
+    start: Literal["fitted", "encoder", "prior"] = "fitted"
     spacing: Spacing = "adaptive"
     tolerance: float = 0.1
     max_steps: int = 1024
 
 
-PROTOCOLS = {"thorough": Protocol(), "paper": Protocol(num_steps=5, num_samples=10, spacing="linear")}
+PROTOCOLS = {"thorough": Protocol(), "paper": Protocol(num_steps=5, num_samples=10, start="encoder", spacing="linear")}
 """The default, and what the paper reports: five HMC moves of three leapfrogs from the encoder (Section 4.3)."""
 
 COLUMNS = (

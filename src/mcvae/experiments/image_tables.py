@@ -73,7 +73,7 @@ def cells(
     optimizer, evaluation = protocol_settings(protocol)
     evaluation |= {"limit": limit, "simulated": 0}
     if preset == "paper" and protocol == "clean":  # bounds from both sides certify
-        evaluation |= {"num_steps": 256, "num_samples": 8, "simulated": 100}
+        evaluation |= {"num_steps": 64, "num_samples": 8, "simulated": 200}
     every = max(1, epochs[0] // 3) if dataset == "mnist" else 0  # for the training curves
     found = []
     for name in methods:

@@ -202,12 +202,13 @@ def certificate(name: str, found: EvaluationSummary) -> str:
     'runs/a: NLL 1.25 on 9 test ima'
     """
     low, high = found.nll_interval or (None, None)
+    start = "fitted Gaussians" if found.start == "fitted" else f"the {found.start}"
     lines = [
         f"{name}: NLL {_told(found.nll)} on {found.num_images} {found.split} {found.unit}, 95 % interval "
         f"[{_told(low)}, {_told(high)}] (of its standard error {_told(found.nll_se, 3)}, the chains cause "
         f"{_told(found.nll_se_chains, 3)}).",
         f"  {found.verdict[:1].upper()}{found.verdict[1:]}.",
-        f"  {found.num_samples} chains of {found.num_steps} temperatures from the {found.start}: median ESS "
+        f"  {found.num_samples} chains of {found.num_steps} temperatures from {start}: median ESS "
         f"{_told(found.ess, 1)}, median k {_told(found.pareto_k)}, acceptance {_told(found.acceptance)}, "
         f"{found.nonfinite} chains not finite.",
         f"  Bound {_told(found.bound)}, {_told(found.gap)} ± {_told(found.gap_se)} below the likelihood; rate "
