@@ -40,7 +40,7 @@ def langevin(bridge: Bridge, num_samples: int, num_steps: int, step: float, adju
         noise = torch.randn(z.shape, generator=source, dtype=z.dtype)
         if adjusted:
             log_weight = log_weight + log_gamma(bridge, z, beta) - log_gamma(bridge, z, previous)
-            threshold = torch.rand(z.shape[:2], generator=source, dtype=z.dtype).log()
+            threshold = torch.rand(z.shape[:2], generator=source, dtype=torch.float64).log()
         proposal = z + step * gradient(bridge, z, beta, True) + math.sqrt(2 * step) * noise
         log_ratio = log_m(proposal, z, beta) - log_m(z, proposal, beta)
         if adjusted:
@@ -73,7 +73,7 @@ def ais_hmc(bridge: Bridge, num_samples: int, num_steps: int, step: float, num_l
         beta = k / (num_steps + 1)
         log_weight = log_weight + log_gamma(bridge, z, beta) - log_gamma(bridge, z, previous)
         momentum = torch.randn(z.shape, generator=source, dtype=z.dtype)
-        threshold = torch.rand(z.shape[:2], generator=source, dtype=z.dtype).log()
+        threshold = torch.rand(z.shape[:2], generator=source, dtype=torch.float64).log()
         proposal, energy = z, log_gamma(bridge, z, beta) - 0.5 * momentum.square().sum(-1)
         for _ in range(num_leapfrog):
             momentum = momentum + 0.5 * step * gradient(bridge, proposal, beta, False)
