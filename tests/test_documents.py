@@ -33,6 +33,18 @@ def test_python_blocks_run_in_order(name, capsys, tmp_path, monkeypatch):
         exec(compile(block, name, "exec"), namespace)
 
 
+def test_pages_show_the_tables_of_the_results():
+    with_tables = runpy.run_path(str(ROOT / "docs/tables.py"))["with_tables"]
+    pages = [path for path in (ROOT / "docs").glob("*.md") if "<!-- results/" in path.read_text()]
+    assert len(pages) >= 3
+    for path in pages:
+        assert path.read_text() == with_tables(path.read_text()), f"{path.name}: run python docs/tables.py"
+    assert (
+        with_tables("<!-- results/mnist/table.md -->\nold\n<!-- end -->")
+        != "<!-- results/mnist/table.md -->\nold\n<!-- end -->"
+    )
+
+
 def test_no_document_with_python_is_forgotten():
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     with_python = {str(path.relative_to(ROOT)) for path in documents if "```python" in path.read_text()}
