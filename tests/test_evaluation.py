@@ -477,7 +477,7 @@ def test_a_fitted_start_is_saved_without_its_data(tmp_path):
 
 
 def test_a_datum_without_a_mode_starts_from_its_initial_distribution():
-    from mcvae.core.starts import fit_frame
+    from mcvae.core.starts import fit
 
     initial = Independent(Normal(torch.tensor([[1.0, 0.5], [1.0, 0.5]]), torch.tensor([[1.0, 2.0], [1.0, 2.0]])), 1)
 
@@ -485,10 +485,44 @@ def test_a_datum_without_a_mode_starts_from_its_initial_distribution():
         return torch.stack([-2 * z[:, 0].square().sum(-1), torch.zeros(len(z))], 1)
 
     for max_rows in (2, 4096):
-        frame = fit_frame(mcvae.Bridge(initial, log_joint), max_rows=max_rows)
-        assert torch.allclose(frame.mean, torch.tensor([[0.0, 0.0], [1.0, 0.5]]), atol=1e-3)
-        scales = (frame.factor @ frame.factor.mT).diagonal(dim1=1, dim2=2).sqrt() / 1.1
-        assert torch.allclose(scales, torch.tensor([[0.5, 0.5], [1.0, 2.0]]), atol=1e-2)
+        frame, alone = fit(mcvae.Bridge(initial, log_joint), max_rows=max_rows)
+        assert alone.tolist() == [True, False]
+        assert torch.allclose(frame.mean[0], torch.zeros(2), atol=1e-3)
+        assert torch.allclose((frame.factor @ frame.factor.mT)[0], 1.1**2 * 0.25 * torch.eye(2), atol=1e-2)
+
+
+class Squared(nn.Module):
+    """A decoder that sees z² only, so that ± z are two modes, of unequal mass under a prior that is not centred."""
+
+    def forward(self, z):
+        return Independent(Normal(z.square() + 0.2 * z, torch.full_like(z, 0.5)), 1)
+
+
+@pytest.mark.parametrize("looks_for_rivals", [True, False])
+def test_a_second_mode_is_not_missed(monkeypatch, looks_for_rivals):
+    """The named wrong version starts all chains around the first mode that it finds."""
+    from mcvae.core import starts
+    from mcvae.evaluation import procedure
+
+    if not looks_for_rivals:
+
+        def first_mode(bridge, **options):
+            found = starts.fit(bridge, **options)
+            return found._replace(alone=torch.ones_like(found.alone))
+
+        for module in (procedure, sys.modules["mcvae.core.pilot"]):
+            monkeypatch.setattr(module, "fit" if module is procedure else "fit_to", first_mode)
+    decoder = Squared()
+    model = mcvae.LatentVariableModel(
+        lambda x: Independent(Normal(torch.full_like(x, 0.2), torch.full_like(x, 1.5)), 1), decoder
+    )
+    x = torch.linspace(0.5, 6.0, 24).double().unsqueeze(-1)
+    axis = torch.linspace(-8, 8, 4001, dtype=torch.float64).reshape(-1, 1, 1)
+    truth = (decoder(axis).log_prob(x) + Normal(0.0, 1.0).log_prob(axis).sum(-1)).logsumexp(0) + math.log(16 / 4000)
+    found = mcvae.evaluate(model, x, protocol=mcvae.Protocol(num_steps=32), simulated=0, compare_iwae=False)
+    error = found.column("log_likelihood") - truth
+    right = (error.abs() < 5 * found.column("standard_error") + 1e-3).double().mean() > 0.9
+    assert bool(right) == looks_for_rivals
 
 
 def test_evaluating_leaves_the_global_stream_alone():

@@ -15,11 +15,11 @@ from mcvae.core.kernels import Kernel, hmc
 from mcvae.core.randomness import draw
 from mcvae.core.resampling import Resampling
 from mcvae.core.schedules import FixedSchedule, Schedule
-from mcvae.core.starts import FIT_STEPS, INFLATION, Frame, find_modes, fit_frame
+from mcvae.core.starts import FIT_STEPS, INFLATION, Frame, find_modes, fit as fit_to
 from mcvae.core.step_sizes import FixedStepSizes, StepSizes
 from mcvae.core.tuning import Spacing, Tuning, spaced, tune
 
-__all__ = ["Pilot", "pilot"]
+__all__ = ["Pilot", "affordable_climbs", "pilot"]
 
 
 class Pilot(NamedTuple):
@@ -42,11 +42,10 @@ class Pilot(NamedTuple):
         """Coordinates of a better start, if there is one."""
         return None if self.tuning is None else self.tuning.frame
 
-    def fitted_to(self, bridge: Bridge, max_rows: int) -> "Pilot":
-        """The same plan for other data: chains that start around a mode start around theirs."""
-        if self.tuning is None or not self.tuning.fitted:
-            return self
-        return self._replace(tuning=self.tuning._replace(frame=fit_frame(bridge, max_rows=max_rows)))
+    def around(self, frame: Frame) -> "Pilot":
+        """The same plan for data whose chains start in this frame."""
+        assert self.tuning is not None
+        return self._replace(tuning=self.tuning._replace(frame=frame))
 
 
 def pilot(
@@ -70,7 +69,7 @@ def pilot(
 
     Args:
         bridge: the densities.
-        shared: one step size for all data, in units of their scales, to be used for other data; see `Pilot.fitted_to`.
+        shared: one step size for all data, in units of their scales, to be used for other data; see `Pilot.around`.
         fit: look for a better start than the initial distribution: a Gaussian around a mode.
         kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, resample, compile,
             generator: as for `estimate_log_evidence`.
@@ -106,7 +105,7 @@ def pilot(
         return Pilot(frozen(number), found, moved), error
 
     if tuning is not None and tuning.fitted and tuning.frame is None:
-        tuning = tuning._replace(frame=fit_frame(bridge))
+        tuning = tuning._replace(frame=fit_to(bridge).frame)
     if tuning is not None or untuned or without_steps:
         return tried(tuning, max_steps)[0]
     spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
@@ -138,13 +137,14 @@ def _fitted(
     """The tuning of chains that start around a mode, in coordinates where its covariance is the identity.
 
     For densities of one's own, the heaviest mode of several climbs. If the plan is for other data, every datum will be
-    fitted, from its own q; None if that costs more than it can save.
+    fitted, from its own q; None if that would cost too much, or if most data have no mode or several.
     """
     if shared:
-        fit_cost = FIT_STEPS * (bridge.initial.event_shape[0] + 1)
-        if fit_cost > _WORTHWHILE * num_samples * kernel.num_evaluations:
+        climbs = affordable_climbs(bridge.initial.event_shape[0], num_samples * kernel.num_evaluations)
+        found = fit_to(bridge, num_starts=climbs, generator=generator) if climbs else None
+        if found is None or found.alone.double().mean() < 0.5:
             return None
-        frame = fit_frame(bridge)
+        frame = found.frame
     else:
         modes = find_modes(bridge, draw(bridge.initial, (4,), generator))
         best = None if modes is None else modes.heaviest()
@@ -154,8 +154,14 @@ def _fitted(
     return tune(frame.bridge(bridge), kernel, generator=generator)._replace(frame=frame, fitted=True)
 
 
-_WORTHWHILE = 32
-"""A fit may cost as much as the chains take for so many temperatures."""
+def affordable_climbs(latent_dim: int, cost: int) -> int:
+    """How many climbs to modes cost no more than chains through 32 temperatures: at most four, perhaps none.
+
+    Args:
+        latent_dim: a step of a climb takes one score more than this.
+        cost: scores that chains take per datum and temperature.
+    """
+    return min(4, 32 * cost // (FIT_STEPS * (latent_dim + 1)))
 
 
 def _check_settings(

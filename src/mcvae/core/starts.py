@@ -9,14 +9,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.distributions import Distribution, Independent, Normal, constraints
 
 from mcvae.core.bridge import Bridge
+from mcvae.core.randomness import draw
 from mcvae.core.scores import LogDensity, ScoredDensity
 from mcvae.core.step_sizes import standard_deviation
 
-__all__ = ["Frame", "Modes", "Widened", "find_modes", "fit_frame"]
+__all__ = ["Fit", "Frame", "Modes", "Widened", "find_modes", "fit"]
 
 
 class Frame(NamedTuple):
@@ -26,6 +27,10 @@ class Frame(NamedTuple):
     """`[B, D]`."""
     factor: Tensor
     """Invertible, `[B, D, D]`."""
+
+    def of(self, data: Tensor) -> "Frame":
+        """The coordinates of some data, by index or mask."""
+        return Frame(self.mean[data], self.factor[data])
 
     def to_latents(self, u: Tensor) -> Tensor:
         """Coordinates `[S, B, D]` to latents."""
@@ -193,24 +198,43 @@ def find_modes(bridge: Bridge, starts: Tensor, *, num_steps: int = 15, max_rows:
     return _gaussians(z, log_p, score, precision, scale)
 
 
+class Fit(NamedTuple):
+    """A Gaussian fitted to the density of every datum."""
+
+    frame: Frame
+    alone: Tensor
+    """Whether it is a proper mode and no climb found another of comparable mass, `[B]`."""
+
+
 @torch.no_grad()
-def fit_frame(bridge: Bridge, *, max_rows: int = _MOST_ROWS) -> Frame:
+def fit(bridge: Bridge, *, num_starts: int = 1, max_rows: int = _MOST_ROWS, generator: Generator | None = None) -> Fit:
     """A Gaussian around the mode that each datum's initial distribution leads to, a tenth wider than its curvature.
 
     Chains that start there need fewer temperatures than from an amortised q, whose scales are diagonal and whose
-    centre is off. A datum without a mode keeps the centre and the scales of its initial distribution.
+    centre is off. They would miss a second mode, so climbs from several places look for one.
 
     Args:
         bridge: the densities.
+        num_starts: climbs: from the centre of the initial distribution, then from samples of it.
         max_rows: latents that one evaluation may hold.
+        generator: source of the samples.
     """
-    own = centre(bridge.initial)
-    modes = find_modes(bridge, own.unsqueeze(0), num_steps=FIT_STEPS, max_rows=max_rows)
+    starts = centre(bridge.initial).unsqueeze(0)
+    if num_starts > 1:
+        starts = torch.cat([starts, draw(bridge.initial, (num_starts - 1,), generator)])
+    modes = find_modes(bridge, starts, num_steps=FIT_STEPS, max_rows=max_rows)
     assert modes is not None
-    found = (modes.log_mass[0] > -torch.inf).unsqueeze(-1)
-    # where no mode was found, the factor is that of the initial distribution
-    return Frame(torch.where(found, modes.mean[0], own), INFLATION * modes.factor[0])
+    log_mass, best = modes.log_mass.max(0)
+    data = torch.arange(len(best), device=best.device)
+    frame = Frame(modes.mean[best, data], INFLATION * modes.factor[best, data])
+    dim = starts.shape[-1]
+    elsewhere = frame.from_latents(modes.mean).square().sum(-1) > dim + 4 * math.sqrt(2 * dim)
+    rivals = elsewhere & (modes.log_mass > log_mass - _COMPARABLE)
+    return Fit(frame, (log_mass > -torch.inf) & ~rivals.any(0))
 
+
+_COMPARABLE = 5.0
+"""Nats by which a second mode may be lighter and still matter: it holds more than 0.7 % of the mass."""
 
 FIT_STEPS = 6
 """Newton steps to a mode from the encoder's mean; all of 24 images of MNIST arrived within six."""

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,8 +19,9 @@ from mcvae.core.diagnostics import jackknife_bias
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.evidence import Evidence, diagnose, diagnose_sandwich
 from mcvae.core.kernels import Kernel
-from mcvae.core.pilot import Pilot, pilot
+from mcvae.core.pilot import Pilot, affordable_climbs, pilot
 from mcvae.core.randomness import draw, seeded_generator
+from mcvae.core.starts import fit
 from mcvae.core.tuning import Tuning
 from mcvae.evaluation.certificate import Certificate
 from mcvae.evaluation.portions import Data, batches_of, bytes_per_row, with_time_left
@@ -214,37 +216,67 @@ class _Runner:
         if hasattr(self, "pilot"):
             return
         assert self.first is not None
-        bridge, generator, protocol = self.bridge(self.first), self._generator("pilot", 0), self.protocol
-        self.pilot = pilot(
-            bridge,
-            kernel=self.kernel,
-            num_steps=protocol.num_steps if self.chosen is None else self.chosen[0],
-            num_samples=protocol.num_samples,
-            schedule=protocol.spacing,
-            tuning=self.tuning,
-            tolerance=protocol.tolerance,
-            max_steps=protocol.max_steps,
-            shared=True,
-            fit=protocol.start == "fitted",
-            generator=generator,
-        )
+        num_steps = self.protocol.num_steps if self.chosen is None else self.chosen[0]
+        self.pilot = self._piloted("pilot", num_steps, self.tuning, self.protocol.start == "fitted")
+        bridge = self.bridge(self.first)
         self.max_rows = max(1, int(self.memory / bytes_per_row(bridge, self._generator("memory"))))
         if self.chosen is None:
             self.chosen = self.pilot.estimator.num_steps, self.pilot.moved.double().tolist()
         self.moved = self.chosen[1]
         self.pilot = self.pilot._replace(moved=torch.full((), torch.nan))  # it is known for the pilot's data only
 
+    @cached_property
+    def plain(self) -> Pilot:
+        """The plan for data that no Gaussian fits: from the encoder."""
+        return self._piloted("plain", self.pilot.estimator.num_steps, None, False)
+
+    def _piloted(self, name: str, num_steps: int | Literal["auto"], tuning: Tuning | None, fitted: bool) -> Pilot:
+        assert self.first is not None
+        return pilot(
+            self.bridge(self.first),
+            kernel=self.kernel,
+            num_steps=num_steps,
+            num_samples=self.protocol.num_samples,
+            schedule=self.protocol.spacing,
+            tuning=tuning,
+            tolerance=self.protocol.tolerance,
+            max_steps=self.protocol.max_steps,
+            shared=True,
+            fit=fitted,
+            generator=self._generator(name, 0),
+        )
+
     def rows(self, index: int, x: Tensor) -> list[dict[str, Any]]:
         """Rows of one batch, in portions that fit the memory."""
         assert self.max_rows is not None
-        found = []
+        found = list[dict[str, Any]]()
         for part, images in enumerate(torch.split(x, self.max_rows)):
-            found += self._portion(images, self._generator("evaluate", index, part))
+            generator = self._generator("evaluate", index, part)
+            rows = dict[int, dict[str, Any]]()
+            for chosen, plan in self._plans(images, generator):
+                rows |= zip(chosen.tolist(), self._portion(images[chosen], plan, generator), strict=True)
+            found += [rows[row] for row in range(len(images))]
         return found
 
-    def _portion(self, x: Tensor, generator: Generator) -> list[dict[str, Any]]:
+    def _plans(self, x: Tensor, generator: Generator) -> Iterator[tuple[Tensor, Pilot]]:
+        """The plan of every datum, as indices of data and their plan: around its mode if it has one and no other."""
+        everything = torch.arange(len(x), device=x.device)
+        if self.pilot.tuning is None or not self.pilot.tuning.fitted:
+            yield everything, self.pilot
+            return
+        assert self.max_rows is not None
+        estimator, bridge = self.pilot.estimator, self.bridge(x)
+        cost = self.protocol.num_samples * (estimator.num_evaluations - 1) // max(1, estimator.num_steps)
+        climbs = max(1, affordable_climbs(bridge.initial.event_shape[0], cost))
+        found = fit(bridge, num_starts=climbs, max_rows=self.max_rows, generator=generator)
+        if bool(found.alone.any()):
+            yield everything[found.alone], self.pilot.around(found.frame.of(found.alone))
+        if not bool(found.alone.all()):
+            yield everything[~found.alone], self.plain
+
+    def _portion(self, x: Tensor, plan: Pilot, generator: Generator) -> list[dict[str, Any]]:
         bridge = self.bridge(x)
-        evidence = self._diagnosed(bridge, self.pilot, generator)
+        evidence = self._diagnosed(bridge, plan, generator)
         rate, distortion = self._rate_and_distortion(x, generator)
         bound = -rate - distortion
         if self.objective is not None:
@@ -265,7 +297,7 @@ class _Runner:
             "distortion": distortion,
         }
         doubts, weights = evidence.doubts(), _histogram(evidence)
-        self._refine(x, columns, doubts, weights, generator)
+        self._refine(x, plan, columns, doubts, weights, generator)
         numbers = torch.stack([column.double().cpu() for column in columns.values()], 1).tolist()
         return [
             dict(zip(columns, map(_plain, row), strict=True)) | {"doubts": " ".join(found), "weights": counts}
@@ -273,13 +305,12 @@ class _Runner:
         ]
 
     def _diagnosed(self, bridge: Bridge, found: Pilot, generator: Generator) -> Evidence:
-        assert self.max_rows is not None
-        found = found.fitted_to(bridge, self.max_rows)
         return diagnose(bridge, found, tolerance=self.protocol.tolerance, max_rows=self.max_rows, generator=generator)
 
     def _refine(
         self,
         x: Tensor,
+        plan: Pilot,
         columns: dict[str, Tensor],
         doubts: list[tuple[str, ...]],
         weights: list[list[int]],
@@ -290,11 +321,13 @@ class _Runner:
         Only where the number of temperatures is ours to choose.
         """
         rows = [row for row, found in enumerate(doubts) if set(found) & {"few", "tail", "noisy"}]
-        number = min(4 * self.pilot.estimator.num_steps, self.protocol.max_steps)
-        if self.protocol.num_steps != "auto" or not rows or number <= self.pilot.estimator.num_steps:
+        number = min(4 * plan.estimator.num_steps, self.protocol.max_steps)
+        if self.protocol.num_steps != "auto" or not rows or number <= plan.estimator.num_steps:
             return
-        bridge = self.bridge(x[rows])
-        again = self._diagnosed(bridge, self._with(number, self.protocol.num_samples), generator)
+        longer = self._with(plan, number, self.protocol.num_samples)
+        if plan.frame is not None:
+            longer = longer.around(plan.frame.of(torch.tensor(rows, device=x.device)))
+        again = self._diagnosed(self.bridge(x[rows]), longer, generator)
         better = {
             "log_likelihood": again.log_evidence,
             "standard_error": again.standard_error,
@@ -310,15 +343,14 @@ class _Runner:
         for row, found, counts in zip(rows, again.doubts(), _histogram(again), strict=True):
             doubts[row], weights[row] = found, counts
 
-    def _with(self, num_steps: int, num_samples: int) -> Pilot:
-        """The frozen plan with more temperatures, or other chains."""
-        if self.pilot.tuning is None:
-            return self.pilot
+    def _with(self, plan: Pilot, num_steps: int, num_samples: int) -> Pilot:
+        """A frozen plan with more temperatures, or other chains."""
+        if plan.tuning is None:
+            return plan
         assert self.first is not None
-        tuning = self.pilot.tuning._replace(fitted=False)  # it will be fitted to the data that it is used for
-        bridge = self.bridge(self.first)
+        bridge, tuning = self.bridge(self.first), plan.tuning._replace(fitted=False, frame=None)  # nothing to fit here
         found = pilot(bridge, kernel=self.kernel, num_steps=num_steps, num_samples=num_samples, tuning=tuning)
-        return found._replace(moved=self.pilot.moved, tuning=self.pilot.tuning)
+        return found._replace(moved=plan.moved, tuning=plan.tuning)
 
     def _rate_and_distortion(self, x: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """KL(q ‖ prior) and −E_q[log p(x | z)], by samples, `[B]` each."""
@@ -404,23 +436,21 @@ class _Runner:
         few long chains it is tighter than of many short ones.
         """
         assert self.first is not None
-        assert self.max_rows is not None
         own = self.pilot.estimator
-        longer = self._with(_LONGER * own.num_steps, max(1, own.num_samples // _LONGER))
         latent_dim = self.model.encoder(self.first).event_shape[0]
         generator = self._generator("simulate", 0)
         lower, upper, others = list[Tensor](), list[Tensor](), list[dict[str, Tensor]]()
         x, z = self.model.simulate(number, latent_dim, generator=generator)
         for data, latents in zip(torch.split(x, 16), torch.split(z, 16), strict=True):
-            bridge = self.bridge(data)
-            plan = self.pilot.fitted_to(bridge, self.max_rows)
-            reverse = longer._replace(tuning=plan.tuning)
-            sandwich = diagnose_sandwich(
-                bridge, plan, latents, reverse=reverse, max_rows=self.max_rows, generator=generator
-            )
-            lower.append(sandwich.lower)
-            upper.append(sandwich.upper)
-            others.append(self._importance_sampling(bridge, generator))
+            for chosen, plan in self._plans(data, generator):
+                bridge = self.bridge(data[chosen])
+                longer = self._with(plan, _LONGER * own.num_steps, max(1, own.num_samples // _LONGER))
+                sandwich = diagnose_sandwich(
+                    bridge, plan, latents[chosen], reverse=longer, max_rows=self.max_rows, generator=generator
+                )
+                lower.append(sandwich.lower)
+                upper.append(sandwich.upper)
+                others.append(self._importance_sampling(bridge, generator))
         low, high = torch.cat(lower), torch.cat(upper)
         gap, gap_se = _mean(high - low)
         return {
