@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -10,7 +10,9 @@ from rich.table import Table as RichTable
 from mcvae.runs.method import label_of
 from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["LABELS", "Table", "console", "latex", "markdown", "plus_minus", "table", "terminal"]
+__all__ = ["LABELS", "Table", "console", "latex", "markdown", "plus_minus", "table", "terminal", "unique"]
+
+T = TypeVar("T")
 
 LABELS = {
     "negative_elbo": "−ELBO",
@@ -52,14 +54,14 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
     With more than two metrics each of several data sets gets rows of its own instead of columns.
     """
     found = summarise(records)
-    datasets = _unique(s.dataset for s in found)
+    datasets = unique(s.dataset for s in found)
     apart = len(metrics) > 2 and len(datasets) > 1
     cells = dict[_Row, dict[_Column, Summary]]()
     for s in found:
         row, column = (s.dataset if apart else "", s.method), (s.metric, "" if apart else s.dataset, s.epoch)
         cells.setdefault(row, {})[column] = s
     columns = sorted(
-        _unique(column for row in cells.values() for column in row),
+        unique(column for row in cells.values() for column in row),
         key=lambda c: (metrics.index(c[0]), c[1] and datasets.index(c[1]), c[2] or 0),
     )
     with_paper = {c for row in cells.values() for c, s in row.items() if s.paper is not None}
@@ -94,7 +96,8 @@ _Column = tuple[str, str, int | None]
 """Metric, data set or nothing, epoch."""
 
 
-def _unique(items: Iterable[_Column | str]) -> list:  # type: ignore[type-arg]
+def unique(items: Iterable[T]) -> list[T]:
+    """Each item once, in the order of its first appearance."""
     return list(dict.fromkeys(items))
 
 
