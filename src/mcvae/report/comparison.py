@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rich.markup import escape
-from rich.table import Table
 
-from mcvae.report.tables import console
+from mcvae.report.tables import Table, console, terminal
 from mcvae.runs.discovery import Run
 from mcvae.runs.plain import number
 from mcvae.runs.records import paired
@@ -143,14 +142,10 @@ class TableCell(NamedTuple):
 
 
 def comparison(found: list[Group]) -> Table:
-    """The table for a terminal: held-out bound, likelihood and cost of every group."""
-    table = Table(title="Held-out data, in nats, ± standard error over data and seeds")
+    """The table as text: held-out bound, likelihood and cost of every group."""
     columns, body = rows(found)
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("run", "data", "method") else "right")
-    for row in body:
-        table.add_row(*(escape(cell.text) for cell in row))
-    return table
+    title = "Held-out data, in nats, ± standard error over data and seeds"
+    return Table(title, columns, [[cell.text for cell in row] for row in body], [])
 
 
 def rows(found: list[Group]) -> tuple[list[str], list[list[TableCell]]]:
@@ -240,7 +235,7 @@ def _told(value: float | None, digits: int = 2) -> str:
 def show(runs: list[Run]) -> None:
     """Print the table, and its result in words."""
     out, found = console(), groups(runs)
-    out.print(comparison(found))
+    out.print(terminal(comparison(found), names=3))
     if (copies := len(runs) - sum(len(group.runs) for group in found)) > 0:
         out.print(f"{copies} of the {len(runs)} runs repeat another's settings and seed, and are not counted.")
     for answer in answers(found):

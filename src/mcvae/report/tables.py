@@ -1,9 +1,11 @@
 """Records as a table: for the terminal, Markdown and LaTeX. Imports no torch."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
+from rich import markup
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -180,6 +182,7 @@ def markdown(content: Table) -> str:
 
 
 _LATEX = {
+    "θ̂": r"$\hat\theta$", "p̂": r"$\hat p$",  # before their letters alone
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
     "±": r"$\pm$", "−": "$-$", "‖": r"$\|$", "θ": r"$\theta$", "ξ": r"$\xi$", "ζ": r"$\zeta$", "²": "$^2$",
     "∇": r"$\nabla$", "̂": "",
@@ -194,12 +197,7 @@ def latex(content: Table) -> str:
     """
 
     def escape(text: str) -> str:
-        for plain, command in (("θ̂", r"$\hat\theta$"), ("p̂", r"$\hat p$")):
-            text = text.replace(plain, f"\0{command}\0")
-        parts = text.split("\0")
-        return "".join(
-            part if index % 2 else "".join(_LATEX.get(c, c) for c in part) for index, part in enumerate(parts)
-        )
+        return re.sub("|".join(map(re.escape, _LATEX)), lambda found: _LATEX[found[0]], text)
 
     body = " \\\\\n".join(" & ".join(map(escape, row)) for row in content.rows)
     return (
@@ -216,11 +214,11 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=160)
 
 
-def terminal(content: Table) -> RichTable:
-    """The table for a terminal."""
+def terminal(content: Table, names: int = 1) -> RichTable:
+    """The table for a terminal, with the first columns, which hold names, flush left."""
     shown = RichTable(title=content.title, caption=" ".join(content.notes))
     for index, name in enumerate(content.header):
-        shown.add_column(name, justify="right" if index else "left")
+        shown.add_column(name, justify="left" if index < names else "right")
     for row in content.rows:
-        shown.add_row(*row)
+        shown.add_row(*map(markup.escape, row))
     return shown
