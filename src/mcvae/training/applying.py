@@ -23,7 +23,7 @@ from mcvae.models import LatentVariableModel
 from mcvae.runs.config import read_config
 from mcvae.runs.storage import RunFolder, check_links, top_level
 from mcvae.training.loading import Described, load_run, read_described
-from mcvae.training.run import prepare
+from mcvae.training.run_data import prepare
 
 __all__ = ["AppliedRun", "apply_run", "drawn"]
 

@@ -28,7 +28,7 @@ from mcvae.runs.results import (
 from mcvae.runs.storage import RunFolder, check_links, hold, top_level
 from mcvae.training.loading import load_run, snapshot_folder
 from mcvae.training.pictures import save_grid
-from mcvae.training.run import batches, prepare
+from mcvae.training.run_data import batches, prepare
 from mcvae.training.threads import threads_for
 
 __all__ = ["evaluate_run"]
