@@ -142,7 +142,7 @@ class AveragedWeights(Callback):
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Move the average; early on, when it would remember the start, by more."""
-        weights = [p for p in pl_module.parameters() if p.requires_grad]
+        weights = _learned(pl_module)
         self.updates += 1
         share = max(1 - self.decay, 1 / self.updates)
         if not self.average:
@@ -156,17 +156,20 @@ class AveragedWeights(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the weights back."""
-        for weight, own in zip([p for p in pl_module.parameters() if p.requires_grad], self._own, strict=False):
+        for weight, own in zip(_learned(pl_module), self._own, strict=False):
             weight.data.copy_(own)
         self._own = []
 
     def put(self, module: LightningModule) -> None:
         """Put the average in the place of the weights."""
         if self.average:
-            weights = [p for p in module.parameters() if p.requires_grad]
-            self._own = [p.detach().clone() for p in weights]
-            for weight, average in zip(weights, self.average, strict=True):
+            self._own = [p.detach().clone() for p in _learned(module)]
+            for weight, average in zip(_learned(module), self.average, strict=True):
                 weight.data.copy_(average)
+
+
+def _learned(module: LightningModule) -> list[Tensor]:
+    return [p for p in module.parameters() if p.requires_grad]
 
 
 class Snapshots(Callback):
@@ -319,20 +322,11 @@ class Pictures(Callback):
         os.makedirs(self.folder, exist_ok=True)
         device = next(model.parameters()).device
         samples, reconstructions = self.folder / f"samples{suffix}.png", self.folder / f"reconstructions{suffix}.png"
-        save_grid(mean_images(model, 64, self.seed), samples)
         with torch.no_grad():
+            _, z = model.simulate(64, generator=seeded_generator("sample", self.seed, device=device))
+            save_grid(model.decoder(z).mean, samples)
             originals = self.images[:32].to(next(model.parameters()))
             z = draw(model.encoder(originals), (), seeded_generator("reconstruct", self.seed, device=device))
             pairs = torch.stack([originals, model.decoder(z).mean], 1).flatten(0, 1)
         save_grid(pairs, reconstructions, columns=8)
         return [samples, reconstructions]
-
-
-def mean_images(model: LatentVariableModel, number: int, seed: int) -> Tensor:
-    """Means of p(x | z) for z from the prior, `[number, C, H, W]`."""
-    device = next(model.parameters()).device
-    generator = seeded_generator("sample", seed, device=device)
-    with torch.no_grad():
-        _, z = model.simulate(number, generator=generator)
-        mean: Tensor = model.decoder(z).mean
-    return mean
