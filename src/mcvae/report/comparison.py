@@ -61,26 +61,17 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     Runs in a group differ only in their seeds. Of several with one seed, such as copies of a folder, the first counts:
     the same seed gives the same run.
     """
-    together, settings = dict[str, dict[int, Run]](), dict[str, dict[str, Any]]()
+    kinds = dict[tuple[str, ...], dict[str, dict[int, Run]]]()
     for run in runs:
         told = {**run.settings, "images": _images_of(run)}
         identity = repr(sorted((name, repr(value)) for name, value in told.items()))
-        settings[identity] = run.settings
-        together.setdefault(identity, {}).setdefault(run.result.seed, run)
-    differing = [_differing([settings[key] for key in same]) for same in _by_kind(together)]
-    found = [
-        Group(list(together[key].values()), _label(settings[key], names))
-        for same, names in zip(_by_kind(together), differing, strict=True)
-        for key in same
-    ]
+        kinds.setdefault(kind(run), {}).setdefault(identity, {}).setdefault(run.result.seed, run)
+    found = list[Group]()
+    for together in kinds.values():
+        same = [list(by_seed.values()) for by_seed in together.values()]
+        differing = _differing([members[0].settings for members in same])
+        found += [Group(members, _label(members[0].settings, differing)) for members in same]
     return sorted(found, key=lambda g: (*_images_of(g.runs[0]), math.inf if (m := g.mean("nll")) is None else m))
-
-
-def _by_kind(together: dict[str, dict[int, Run]]) -> list[list[str]]:
-    kinds = dict[tuple[str, ...], list[str]]()
-    for key, members in together.items():
-        kinds.setdefault(kind(next(iter(members.values()))), []).append(key)
-    return list(kinds.values())
 
 
 def _differing(settings: list[dict[str, Any]]) -> list[str]:

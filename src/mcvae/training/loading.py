@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.data import TRANSFORMS, Splits, Standardization, Transform
-from mcvae.data.conditions import Coding, plain, read_codings
+from mcvae.data.conditions import Coding, read_codings
 from mcvae.models import Datum, LatentVariableModel, build_model
 from mcvae.models.networks import linear_encoder
 from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config, trusted_networks
@@ -52,7 +52,7 @@ def save_model(
         "kind": data.kind,
         "levels": data.levels,
         "columns": data.columns,
-        "conditions": plain(data.codings),
+        "conditions": [asdict(coding) for coding in data.codings],
         "transform": config.data.transform,
         "size": config.data.size,
         "model": asdict(config.model),
