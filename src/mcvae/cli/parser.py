@@ -17,21 +17,8 @@ from mcvae.runs.method import said_by
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
-_HERE = (
-    "train",
-    "evaluate",
-    "encode",
-    "reconstruct",
-    "score",
-    "sample",
-    "compare",
-    "report",
-    "methods",
-    "demo",
-    "reproduce",
-    "sweep",
-)
-COMMANDS = {name: f"mcvae.cli.{name}" for name in _HERE}
+_HERE = "train evaluate encode reconstruct score sample compare report methods demo reproduce sweep"
+COMMANDS = {name: f"mcvae.cli.{name}" for name in _HERE.split()}
 """Commands, each a module with a dataclass `Options` and a function `run(options)`."""
 _WITH_FILES = ("train", "sweep")
 """Commands that read options from a YAML file, too."""

@@ -52,7 +52,7 @@ class Coding:
 
     @property
     def size(self) -> int:
-        """Numbers that it becomes."""
+        """How many numbers the label or covariate becomes."""
         return len(self.labels) or 1
 
     def __call__(self, values: Array, place: Callable[[int], str]) -> Tensor:
@@ -78,7 +78,7 @@ class Coding:
 
 
 def _missing(values: Array) -> Array:
-    """Which are empty words or not finite numbers."""
+    """Which values are empty strings or not finite."""
     missing: Array = values == "" if values.dtype.kind in "US" else ~np.isfinite(values)
     return missing
 

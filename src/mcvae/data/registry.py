@@ -88,7 +88,7 @@ def is_own(name: str) -> bool:
 
 
 def check_source(name: str) -> None:
-    """Raise a ValueError or FileNotFoundError, with advice, unless data of this name or path can be there."""
+    """Raise a ValueError or FileNotFoundError, with advice, if there can be no data of this name or path."""
     if not is_own(name):
         check_name("data set", name, [*DATASETS, "a path"])
         return

@@ -153,7 +153,7 @@ class Measurement(NamedTuple):
     derivative_errors: Any
     """The same of the derivative along the scale of θ₁, `[R]`."""
     seconds: float
-    """Of one estimate with its gradient."""
+    """Time that one estimate with its gradient takes."""
 
 
 def measure(

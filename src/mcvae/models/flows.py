@@ -1,4 +1,4 @@
-"""Flows as q(z | x), through zuko."""
+"""Normalising flows of zuko as q(z | x)."""
 
 from typing import Any
 

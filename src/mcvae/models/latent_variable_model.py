@@ -291,7 +291,7 @@ class _CompiledJoint:
             return model.compiled(self.x, z)
         except Exception as error:  # whatever a compiler may raise
             reason = (str(error).strip().splitlines() or [""])[0]
-            message = f"the model could not be compiled ({type(error).__name__}: {reason}); going on without."
+            message = f"the model could not be compiled ({type(error).__name__}: {reason}); continuing without."
             warnings.warn(message, stacklevel=2)
             model.compiled = partial(_by_autograd, model)
             return model.compiled(self.x, z)

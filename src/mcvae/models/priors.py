@@ -36,7 +36,7 @@ class MixturePrior(nn.Module):
 
 
 class VampPrior(nn.Module):
-    """p(z) = mean over m of q(z | u_m): the encoder's own opinion of learned pseudo-data (Tomczak and Welling, 2018).
+    """p(z) = mean over m of q(z | u_m): the encoder's q at learned pseudo-data u_m (Tomczak and Welling, 2018).
 
     Args:
         encoder: q(z | x), a Gaussian; shared with the model, whose weights it is.

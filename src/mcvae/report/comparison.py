@@ -241,7 +241,7 @@ class Answer(NamedTuple):
 
 
 def answers(found: list[Group]) -> list[Answer]:
-    """Which method explains held-out data best, by how much and at what cost: a paragraph per set of images.
+    """Say which method explains held-out data best, by how much and at what cost: a paragraph per set of images.
 
     Args:
         found: groups in the order of the table, so that the answer is the first row of the set.

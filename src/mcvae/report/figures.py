@@ -300,4 +300,4 @@ FIGURES: dict[str, Callable[[list[Summary], Arrays], Figure]] = {
     "posteriors": _benchmark,
     "frontier": _frontier,
 }
-"""By experiment."""
+"""The figure of each experiment."""

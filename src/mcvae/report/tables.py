@@ -93,9 +93,9 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
 
 
 _Row = tuple[str, str]
-"""Data set, or nothing, and method."""
+"""Data set (or an empty string) and method."""
 _Column = tuple[str, str, int | None]
-"""Metric, data set or nothing, epoch."""
+"""Metric, data set (or an empty string) and epoch."""
 
 
 def unique(items: Iterable[T]) -> list[T]:

@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass
 class MethodConfig:
-    """The bound that is trained on; `mcvae methods` lists them. What is not given is the method's own choice.
+    """The bound to train on; `mcvae methods` lists them. The method chooses settings that are not given.
 
     Args:
         name: such as vae, iwae, l-mcvae or cmcd; or a whole key, such as l-mcvae-sigmoid-k5 or iwae-50.
@@ -117,7 +117,7 @@ class Method:
         description: one line for `mcvae methods`.
         colour: in figures; those of Okabe and Ito, for colour-blind readers.
         marker: in figures, as matplotlib names it.
-        builder: of the estimator; None for what only tables know, such as exact maximum likelihood.
+        builder: of the estimator; None for what appears in tables only, such as exact maximum likelihood.
         pieces: what may follow the name in a key, in this order.
         own: the method's own choice of settings: the values of fields of `MethodConfig` that are not given. Those that
             are neither here nor in `pieces` have no meaning for the method, and are refused.
@@ -296,7 +296,7 @@ class _Key(NamedTuple):
     """Fields of `MethodConfig` that the key names."""
     label: str
     rest: list[str]
-    """Words that no piece has read."""
+    """Words of the key that no piece understands."""
 
 
 def _read(key: str) -> _Key:

@@ -34,7 +34,7 @@ from mcvae.training.threads import threads_for
 __all__ = ["evaluate_run"]
 
 WHOLE = (0, 1)
-"""The shard that is everything."""
+"""The only shard of an evaluation that is not shared."""
 
 
 def evaluate_run(
@@ -53,7 +53,7 @@ def evaluate_run(
     Args:
         folder: a finished run.
         settings: how to evaluate.
-        shard: see `mcvae.evaluate`; of a shard nothing is reported but its own summary.
+        shard: see `mcvae.evaluate`. A shard returns a summary of its own batches, and writes no table.
         progress: wraps the batches, given their number, such as `rich.progress.track`.
         options: fields of `EvaluationSettings`, instead of those of `settings`.
     """

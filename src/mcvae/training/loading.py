@@ -215,7 +215,7 @@ def _write(folder: Path, tensors: dict[str, Tensor], described: dict[str, Any]) 
 
 
 class _UntrustedError(RunError):
-    """A folder names code."""
+    """A run folder names code that the user has not trusted."""
 
 
 def _own_networks(model: ModelConfig, trusted: bool) -> tuple[Any, Any]:
