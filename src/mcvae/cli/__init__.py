@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         if not interruption.seen or end.code == 130:  # which has said how to continue
             raise
-    except BrokenPipeError:  # whoever read the output has left, as `head` does
+    except BrokenPipeError:  # the reader has closed the output, as `head` does
         return 1
     except ModuleNotFoundError:  # `mcvae.__main__` names the extra that brings it
         raise

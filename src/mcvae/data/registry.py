@@ -49,7 +49,7 @@ DATASETS: dict[str, Dataset] = {
 
 
 class Source(NamedTuple):
-    """How a file of one's own is read, and what it may hold."""
+    """How a user's own file is read, and what it may hold."""
 
     function: str
     """`module.function` of this package, imported when first called: `(path, reading) -> {split: Raw}`."""
@@ -73,7 +73,7 @@ SOURCES: dict[str, Source] = {
     ".h5ad": Source("h5ad.read_h5ad", "AnnData of counts; needs the extra h5ad"),
     "": Source("folders.read_folder", "a folder of PNG or JPEG images"),
 }
-"""Sources of one's own data by the suffix of the file; a folder has none."""
+"""Sources of users' own data by the suffix of the file; a folder has none."""
 
 
 def is_own(name: str) -> bool:

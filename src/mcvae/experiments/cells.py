@@ -145,7 +145,7 @@ def look(root: Path, cells: Sequence[Cell]) -> list[Progress]:
 
 
 def _look(folder: Path) -> Progress:
-    attempts = _attempts(folder)  # before the records: whoever writes both writes the records first
+    attempts = _attempts(folder)  # read before the records, because a worker writes the records first
     if (folder / "records.csv").exists():
         return Progress(folder.name, "done", "")
     if attempts.running and held(folder, _WORK):
@@ -330,7 +330,7 @@ def _claim(folder: Path) -> Iterator[bool]:
     """Hold the folder's lock, if it is free. The system releases it when the process ends, however it ends."""
     lock = lock_of(folder, _WORK)
     try:
-        lock.acquire(timeout=0.1, poll_interval=0.02)  # somebody who only looks holds it for an instant
+        lock.acquire(timeout=0.1, poll_interval=0.02)  # `held` takes it for an instant to see whether it is free
     except Timeout:
         yield False
         return

@@ -46,7 +46,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     """Fit q with the model's parameters fixed, and measure its samples at one x against exact ones.
 
     `energy_distance` is of single draws: of q, or the last states of the chains. For `energy_distance_resampled`, one
-    of ten draws is chosen by its weight, for every method alike, which is what IWAE's bound believes in.
+    of ten draws is chosen by its weight, for every method alike, as IWAE's bound weighs them.
     """
     method, seed, batches = settings["method"], settings["seed"], settings["batches"]
     decoder = ring()

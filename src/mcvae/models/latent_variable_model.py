@@ -97,7 +97,7 @@ class LatentVariableModel(nn.Module):
 
     @property
     def latent_dim(self) -> int | None:
-        """D, if the model was told or its prior knows."""
+        """D, if it was given or the prior has it; otherwise None."""
         if self._latent_dim is not None or self.prior is None:
             return self._latent_dim
         return self.prior_like(torch.empty(0)).event_shape[0]

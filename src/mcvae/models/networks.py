@@ -234,7 +234,7 @@ def upsample_and_convolve(
 
     Args:
         x: the small image.
-        weight: `[C', C, height, width]`, as `torch.conv2d` wants it.
+        weight: `[C', C, height, width]`, as in `torch.conv2d`.
         bias: `[C']`, or None.
         scale: by how much height and width are upsampled.
         padding: of height and width, less than the kernel.
@@ -258,7 +258,7 @@ _SILU_POWER = 0.3557  # E[SiLU(u)²] for u ~ N(0, 1)
 
 
 class _ChannelsLast(nn.Module):
-    """`[N, C, H, W]` with its channels last, as a linear layer wants them."""
+    """`[N, C, H, W]` with its channels last, as a linear layer expects them."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""Methods: one entry each says how a key such as l-mcvae-sigmoid-k5 is read, shown, drawn, priced and built."""
+"""Methods. One entry each says how its keys, such as l-mcvae-sigmoid-k5, are read and shown, and how it is built."""
 
 import difflib
 import re

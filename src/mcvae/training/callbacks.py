@@ -69,7 +69,7 @@ def _save(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that is sound; damaged ones are named and put aside. None if the run has none yet."""
+    """The newest checkpoint that can be read; None if the run has none yet. Damaged ones are reported and renamed."""
     names = [folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous", "best")]
     found = [path for path in names if path.exists()]
     for path in found:
@@ -305,7 +305,7 @@ class Pictures(Callback):
         self.folder, self.images, self.every, self.seed = folder / "pictures", images, every, seed
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw, every so many epochs."""
+        """Draw after every `every`-th epoch."""
         epoch = trainer.current_epoch + 1
         if self.every and epoch % self.every == 0 and trainer.is_global_zero:
             self.draw(cast(VariationalTraining, pl_module).model, f"-{epoch:04d}")

@@ -88,7 +88,7 @@ class Described:
 
     @property
     def bounded(self) -> bool:
-        """Whether the likelihood knows no whole number beyond those of the training data."""
+        """Whether the likelihood gives no probability to whole numbers above those of the training data."""
         return self.likelihood in ("bernoulli", "categorical")
 
 
@@ -219,7 +219,7 @@ class _UntrustedError(RunError):
 
 
 def _own_networks(model: ModelConfig, trusted: bool) -> tuple[Any, Any]:
-    """Encoder and decoder of one's own, each a class or function at `module:name`, or ours by its name, or None."""
+    """Import the encoder and the decoder that the user named as `module:name`; None for those not named."""
     named = [path for path in (model.encoder, model.decoder) if path is not None]
     if not trusted and not trusted_networks().issuperset(named):
         raise _UntrustedError(
@@ -251,7 +251,7 @@ def _imported(path: str | None) -> Any:
 
 
 def _datum(described: dict[str, Any]) -> Datum:
-    """What `model.json` says about the data; before there were others, all were pixels."""
+    """What `model.json` says about the data. Early releases knew pixels only, and did not say so."""
     conditions = sum(coding.size for coding in read_codings(described.get("conditions", [])))
     return Datum(tuple(described["shape"]), described.get("kind", "pixels"), described.get("levels", 256), conditions)
 

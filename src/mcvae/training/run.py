@@ -55,7 +55,7 @@ class BatchedImages(LightningDataModule):
         self.images, self.config = images, config
 
     def train_dataloader(self) -> Batches:
-        """Batches of the current epoch; Lightning asks anew for every epoch."""
+        """Batches of the current epoch; Lightning asks again for every epoch."""
         assert self.trainer is not None
         return self._batches("train", self.trainer.current_epoch)
 
@@ -134,7 +134,7 @@ class _Parts(NamedTuple):
 
 
 _STARTING_ROWS = 10_000
-"""Training data that a likelihood may look at to see where to start."""
+"""Most training data that likelihood and prior are initialised from."""
 
 
 def _datum(data: Splits) -> Datum:
@@ -142,7 +142,7 @@ def _datum(data: Splits) -> Datum:
 
 
 def _start(model: LatentVariableModel, images: Splits, config: TrainConfig) -> None:
-    """Let likelihood, prior and conditions take from training data where to start."""
+    """Initialise likelihood, prior and conditions from training data."""
     rows = images.train[:_STARTING_ROWS]
     data = images.transform(config.data.transform)(rows, seeded_generator("start", config.run.seed))
     if isinstance(model.decoder, Decoder):
@@ -199,10 +199,10 @@ def _assemble(config: TrainConfig, images: Splits, home: RunFolder, *, trusted: 
 
 
 def _try(config: TrainConfig, images: Splits) -> Path:
-    """Lightning's fast_dev_run: a few batches to see that everything works, of which nothing is kept."""
+    """Run a few batches (Lightning's fast_dev_run) to see that everything works, and keep nothing of it."""
     with tempfile.TemporaryDirectory(prefix="mcvae-trial-") as folder:
         _fit(_assemble(config, images, RunFolder(folder), trusted=True), None)
-    print("The trial ran to its end; nothing of it is kept. Train without --trainer.fast_dev_run.")
+    print("The trial succeeded, and nothing of it is kept. To train, leave out --trainer.fast_dev_run.")
     return Path(config.run.folder or folder)
 
 
@@ -218,7 +218,7 @@ def _create(home: RunFolder, config: TrainConfig) -> None:
 
 
 def _discard(home: RunFolder) -> None:
-    """Remove what a run has left that failed in its first epoch, so that the corrected command can be given."""
+    """Remove the files of a run that failed in its first epoch, so that the corrected command can be run."""
     if (home.path / "checkpoints").exists():
         return
     for name in ("config.yaml", ".training.lock"):
@@ -270,7 +270,7 @@ def _pictures(folder: Path, images: Splits, config: TrainConfig) -> Pictures:
     source = "validation" if len(images.validation) else "train"
     shown = next(iter(batches(images, config, source)))
     if images.kind != "pixels" or config.data.transform == "keep" or images.given is not None:
-        shown = shown[:0]  # not to be seen as a picture
+        shown = shown[:0]  # it cannot be shown as a picture
     return Pictures(folder, shown, config.run.pictures_every, config.run.seed)
 
 

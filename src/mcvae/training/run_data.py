@@ -13,7 +13,7 @@ __all__ = ["batches", "prepare"]
 def batches(
     images: Splits, config: TrainConfig, split: str, *, epoch: int | None = None, rank: int = 0, ranks: int = 1
 ) -> Batches:
-    """Transformed batches of a split as a configuration wants them."""
+    """Batches of a split, transformed as the configuration says."""
     limit, given = config.data.limit, images.given_of(split)
     return Batches(
         images.split(split)[:limit],
@@ -28,9 +28,9 @@ def batches(
 
 
 def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Splits]:
-    """Load the data and settle everything that "auto" left open.
+    """Load the data and replace every "auto" of the configuration.
 
-    A configuration found in a run folder may be somebody else's: nothing is downloaded to the folder that it names.
+    Unless the configuration is trusted, nothing is downloaded to the folder that it names: it may come from others.
     """
     check(config)
     check_trainer(config.trainer)
