@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.markup import escape
 
-from mcvae.report.tables import Table, console, terminal
+from mcvae.report.tables import Table, console, terminal, unique
 from mcvae.runs.discovery import Run
 from mcvae.runs.plain import number
 from mcvae.runs.records import paired
@@ -76,15 +76,12 @@ def groups(runs: Iterable[Run]) -> list[Group]:
 
 def _differing(settings: list[dict[str, Any]]) -> list[str]:
     """Names of the settings that differ between groups, except the method, which every label shows."""
-    names = dict.fromkeys(name for each in settings for name in each)
+    names = unique(name for each in settings for name in each)
     several = [name for name in names if len({repr(each.get(name)) for each in settings if name in each}) > 1]
-    missing = [name for name in names if name.startswith("evaluation.") and not all(name in each for each in settings)]
-    evaluated = [name for name in missing if any(_is_evaluated(each) and name not in each for each in settings)]
-    return [name for name in dict.fromkeys([*several, *evaluated]) if name != "method"]
-
-
-def _is_evaluated(settings: dict[str, Any]) -> bool:
-    return any(name.startswith("evaluation.") for name in settings)
+    of_evaluations = [name for name in names if name.startswith("evaluation.")]
+    evaluated = [each for each in settings if not each.keys().isdisjoint(of_evaluations)]
+    missing = [name for name in of_evaluations if any(name not in each for each in evaluated)]
+    return [name for name in unique([*several, *missing]) if name != "method"]
 
 
 def _label(settings: dict[str, Any], differing: list[str]) -> str:

@@ -127,20 +127,17 @@ def _pictures(runs: list[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _describe_run(run: Run) -> dict[str, Any]:
     """What is needed to repeat a run, and the verdict of its evaluation."""
+    following = f"Not evaluated. Next: mcvae evaluate {shlex.quote(run.place)}"
     words = f"Trained for {len(run.metrics)} of {run.result.epochs} epochs."
     words += "" if run.state == "trained" else f" Not finished: {run.state}. {run.result.reason}"
     return {
         "name": run.name,
         "method": run.key,
         "words": words,
-        "certificate": certificate(run.name, run.evaluation) if run.evaluation else _next(run),
+        "certificate": certificate(run.name, run.evaluation) if run.evaluation else following,
         "versions": run.result.versions,
         "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else "",
     }
-
-
-def _next(run: Run) -> str:
-    return f"Not evaluated. Next: mcvae evaluate {shlex.quote(run.place)}"
 
 
 def _reproduction(found: Reproduction) -> dict[str, Any]:

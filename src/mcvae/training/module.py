@@ -171,7 +171,7 @@ class VariationalTraining(LightningModule):
     def _complain(self) -> None:
         cause = (
             "The parameters themselves are not finite: the damage was done earlier."
-            if not self._parameters_finite()
+            if not all(bool(p.isfinite().all()) for p in self.parameters())
             else "Likely causes: step sizes too long for this model (try --method.step_size 0.001), a learning rate "
             "too high (try --optimizer.learning_rate 0.0003), or a likelihood whose scale collapses."
         )
@@ -180,9 +180,6 @@ class VariationalTraining(LightningModule):
             self.print(f"\nwarning: loss or gradient not finite in {where}; the step is skipped. {cause}")
             return
         raise DivergedError(f"{self.config.patience} non-finite steps in a row, last in {where}. {cause}")
-
-    def _parameters_finite(self) -> bool:
-        return all(bool(p.isfinite().all()) for p in self.parameters())
 
     def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
         """Adapt the step sizes, on what all ranks saw together."""

@@ -97,7 +97,7 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
         home = RunFolder(resume)
         check_links(home.path)
         config, images = prepare(read_config(home.path), trusted=False)
-        if _finished(home.path):
+        if (home.path / "result.json").exists() and read_result(home.path).status == "finished":
             restored = _restore(home, config, images)
             more = "Its lost weights are restored." if restored else "Nothing to do."
             print(f"{home.place} is finished: {config.run.epochs} epochs. {more}")
@@ -228,10 +228,6 @@ def _discard(home: RunFolder) -> None:
         home.path.rmdir()  # only if nothing else is in it
     with suppress(RunError):
         home.push()
-
-
-def _finished(folder: Path) -> bool:
-    return (folder / "result.json").exists() and read_result(folder).status == "finished"
 
 
 def _restore(home: RunFolder, config: TrainConfig, images: Splits) -> bool:
