@@ -95,12 +95,14 @@ class _Layout:
         return {name: part.round().long() if name in _INDICES else part for name, part in named}
 
 
-class _Encoder(nn.Module):
-    """q(z | x), and q(library | x) if that is latent."""
-
+class _Part(nn.Module):
     def __init__(self, module: nn.Module, layout: _Layout):
         super().__init__()
         self.module, self.layout = module, layout
+
+
+class _Encoder(_Part):
+    """q(z | x), and q(library | x) if that is latent."""
 
     def forward(self, rows: Tensor) -> Distribution:
         scvi: Any = self.module
@@ -116,12 +118,8 @@ class _Encoder(nn.Module):
         return Independent(Normal(mean, scale, validate_args=False), 1)
 
 
-class _Decoder(nn.Module):
+class _Decoder(_Part):
     """p(x | z, y)."""
-
-    def __init__(self, module: nn.Module, layout: _Layout):
-        super().__init__()
-        self.module, self.layout = module, layout
 
     def forward(self, rows: Tensor) -> Distribution:
         scvi: Any = self.module

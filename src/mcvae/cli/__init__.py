@@ -13,7 +13,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug, interruption = "--debug" in arguments, Interruption()
-    # Before torch starts its threads. Waiting threads that spin take the cores from whoever has work to do.
+    # Before torch starts its threads: while they wait, spinning threads would keep cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     name = "mcvae"
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         if not interruption.seen or end.code == 130:  # which has said how to continue
             raise
-    except BrokenPipeError:  # whoever read the output has left, as `head` does
+    except BrokenPipeError:  # the reader has closed the output, as `head` does
         return 1
     except ModuleNotFoundError:  # `mcvae.__main__` names the extra that brings it
         raise

@@ -17,21 +17,8 @@ from mcvae.runs.method import said_by
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
-_HERE = (
-    "train",
-    "evaluate",
-    "encode",
-    "reconstruct",
-    "score",
-    "sample",
-    "compare",
-    "report",
-    "methods",
-    "demo",
-    "reproduce",
-    "sweep",
-)
-COMMANDS = {name: f"mcvae.cli.{name}" for name in _HERE}
+_HERE = "train evaluate encode reconstruct score sample compare report methods demo reproduce sweep"
+COMMANDS = {name: f"mcvae.cli.{name}" for name in _HERE.split()}
 """Commands, each a module with a dataclass `Options` and a function `run(options)`."""
 _WITH_FILES = ("train", "sweep")
 """Commands that read options from a YAML file, too."""
@@ -99,7 +86,8 @@ def expand(arguments: Sequence[str]) -> list[str]:
         argument = rest.pop(0)
         name, equals, value = argument.partition("=")
         following = value if equals else rest[0] if rest else ""
-        if name not in ("--data", "--method") or following[:1] in ("", "-") or _is_file(following):
+        is_file = following.endswith((".yaml", ".yml", ".json", "}"))
+        if name not in ("--data", "--method") or following[:1] in ("", "-") or is_file:
             expanded.append(argument)
             continue
         if not equals:
@@ -110,10 +98,6 @@ def expand(arguments: Sequence[str]) -> list[str]:
                 said = said_by(following)
         expanded += [f"{name}.{key}={text}" for key, text in said.items()]
     return expanded
-
-
-def _is_file(value: str) -> bool:
-    return value.endswith((".yaml", ".yml", ".json", "}"))
 
 
 def _check_options(name: str, parser: Any, arguments: Sequence[str]) -> None:

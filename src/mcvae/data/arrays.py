@@ -1,9 +1,9 @@
 """Arrays in a file: .npy, .npz and .pt, read without executing anything that a pickle may contain."""
 
-import pickle
-import zipfile
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -66,17 +66,9 @@ def _arrays(path: Path) -> dict[str, Array]:
         with open(path, "rb") as file:
             content = np.load(file, allow_pickle=False)
             return dict(content) if isinstance(content, np.lib.npyio.NpzFile) else {"": content}
-    except (
-        ValueError,
-        TypeError,
-        EOFError,
-        OSError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        pickle.UnpicklingError,
-    ) as error:
+    except (ValueError, TypeError, EOFError, OSError, RuntimeError, BadZipFile, UnpicklingError) as error:
         reason = " ".join(str(error).split())[:200].removesuffix(".")
-        if isinstance(error, pickle.UnpicklingError):  # torch would advise to trust the file
+        if isinstance(error, UnpicklingError):  # torch would advise to trust the file
             reason = "it is damaged, or holds Python objects"
         raise DataError(
             f"{path} cannot be read as an array of numbers: {reason}. Save it with numpy.save, numpy.savez or "

@@ -54,7 +54,7 @@ def cached_pixels(
         try:
             cache.parent.mkdir(parents=True, exist_ok=True)
             _write(cache, fingerprint, pixels)
-        except OSError as error:  # a read-only folder, a full disk: slow next time, but not wrong
+        except OSError as error:  # a read-only folder, a full disk: the next load is slow again
             warnings.warn(f"could not cache the converted images in {cache}: {error}.", stacklevel=2)
     return torch.from_numpy(pixels)
 

@@ -113,5 +113,5 @@ def _maybe_numbers(column: Array) -> Array:
 
 
 def _plain(column: Array) -> Array:
-    """Dates as words: NumPy would make numbers of them."""
+    """Dates as text: NumPy would convert them to numbers."""
     return column.astype(str) if column.dtype.kind in "mM" else column

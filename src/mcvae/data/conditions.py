@@ -1,7 +1,7 @@
 """What a model is conditioned on: labels as indicators, covariates standardised; the coding is kept with a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from mcvae.data.raw import Array, is_number
 from mcvae.data.splits import DataError
 
-__all__ = ["Coding", "code", "codings_of", "plain", "read_codings"]
+__all__ = ["Coding", "code", "read_codings"]
 
 _MOST_LABELS = 100
 
@@ -52,7 +52,7 @@ class Coding:
 
     @property
     def size(self) -> int:
-        """Numbers that it becomes."""
+        """How many numbers the label or covariate becomes."""
         return len(self.labels) or 1
 
     def __call__(self, values: Array, place: Callable[[int], str]) -> Tensor:
@@ -78,7 +78,7 @@ class Coding:
 
 
 def _missing(values: Array) -> Array:
-    """Which are empty words or not finite numbers."""
+    """Which values are empty strings or not finite."""
     missing: Array = values == "" if values.dtype.kind in "US" else ~np.isfinite(values)
     return missing
 
@@ -90,21 +90,11 @@ def _words(values: Array) -> Array:
     return values.astype(str)
 
 
-def codings_of(conditions: Mapping[str, Array]) -> list[Coding]:
-    """The codings of training data."""
-    return [Coding.of(name, values) for name, values in conditions.items()]
-
-
 def code(codings: Sequence[Coding], conditions: Mapping[str, Array], place: Callable[[int], str]) -> Tensor:
     """All conditions of some rows side by side, `[N, C]`."""
     return torch.cat([coding(conditions[coding.name], place) for coding in codings], 1)
 
 
-def plain(codings: Sequence[Coding]) -> list[dict[str, Any]]:
-    """For a JSON file."""
-    return [asdict(coding) for coding in codings]
-
-
 def read_codings(content: Sequence[Mapping[str, Any]]) -> list[Coding]:
-    """From a JSON file."""
+    """Codings from the fields of each, as a JSON file holds them."""
     return [Coding(str(c["name"]), tuple(map(str, c["labels"])), float(c["mean"]), float(c["scale"])) for c in content]

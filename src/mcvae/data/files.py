@@ -53,7 +53,7 @@ def fetch_folder(folder: Path, url: str, md5: str, download: bool) -> Path:
             _unpack(archive, Path(scratch))
             os.rename(Path(scratch) / folder.name, folder)
         except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-            if not folder.is_dir():  # otherwise another process has been faster
+            if not folder.is_dir():  # otherwise another process has unpacked it
                 raise DataError(
                     f"expected {archive} to be an archive that holds the folder {folder.name}, but it cannot be "
                     f"unpacked: {error}. Delete it and run again, or unpack it manually to {folder}."

@@ -1,4 +1,4 @@
-"""A folder of photographs: PNG and JPEG, of one size or made so."""
+"""A folder of PNG and JPEG images, of one size or resized."""
 
 import hashlib
 from pathlib import Path

@@ -50,7 +50,7 @@ def _matrix(path: Path, source: Any) -> Array:
 
 
 def _column(path: Path, file: Any, name: str) -> Array:
-    """A column of obs; words for categories."""
+    """A column of obs; of a categorical one, the names of the categories."""
     table = file.get("obs")
     if table is None or name not in table:
         raise DataError(f"{path} has no obs[{name!r}] to condition on; it has {', '.join(table or [])}.")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcvae.data.conditions import code, codings_of
+from mcvae.data.conditions import Coding, code
 from mcvae.data.raw import Array, Raw, first_row
 from mcvae.data.splits import DataError, Kind, Splits, hold_out
 
@@ -32,10 +32,10 @@ def split(
         test: rows to hold out for testing; a tenth if None. Not used for a source that has its own.
         seed: of the split.
     """
-    found: Kind | Literal["auto"] = kind
     if kind == "auto":
-        found = _common([_kind(raw) for raw in parts.values()])
-    tensors = {key: as_tensor(raw, found) for key, raw in parts.items()}
+        kinds = {_kind(raw) for raw in parts.values()}
+        kind = kinds.pop() if len(kinds) == 1 else "real"  # counts in one split may be real numbers in another
+    tensors = {key: as_tensor(raw, kind) for key, raw in parts.items()}
     first = next(iter(parts))
     for key, tensor in tensors.items():
         if tensor.shape[1:] != tensors[first].shape[1:]:
@@ -48,7 +48,8 @@ def split(
     cuts = cut(tensors, validation, test, seed)
     if not parts[first].conditions:
         return Splits(name, *cuts, columns=list(parts[first].columns))
-    codings = codings_of(parts["all" if "all" in parts else "train"].conditions)
+    learned = parts["all" if "all" in parts else "train"].conditions
+    codings = [Coding.of(key, values) for key, values in learned.items()]
     coded = {key: code(codings, raw.conditions, raw.place) for key, raw in parts.items()}
     given = cut(coded, validation, test, seed)
     return Splits(name, *cuts, columns=list(parts[first].columns), given=given, codings=codings)
@@ -115,18 +116,9 @@ def _kind(raw: Raw) -> Kind:
     values = raw.values
     if values.dtype == np.uint8 and values.ndim in (3, 4):
         return "pixels"
-    if values.dtype.kind in "bu":
-        return "counts"
-    return (
-        "counts"
-        if (values.dtype.kind in "if" and bool(((values >= 0) & (values == np.floor(values))).all()))
-        else "real"
-    )
-
-
-def _common(kinds: list[Kind]) -> Kind:
-    """Counts in one split may be real numbers in another."""
-    return kinds[0] if len(set(kinds)) == 1 else "real"
+    if values.dtype.kind in "if" and not ((values >= 0) & (values == np.floor(values))).all():
+        return "real"
+    return "counts" if values.dtype.kind in "buif" else "real"
 
 
 def _images(raw: Raw) -> Tensor:

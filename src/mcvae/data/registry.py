@@ -27,29 +27,29 @@ class Dataset(NamedTuple):
     """One line for a person."""
 
 
-def _later(module: str, function: str) -> Loader:
-    """The function of a module that is imported when it is called."""
+def _later(place: str) -> Callable[..., Any]:
+    """The `module.function` of this package; the module is imported when the function is called."""
 
-    def load(root: Path, validation: int | None, download: bool) -> "Splits":
-        images: Splits = getattr(import_module(f"mcvae.data.{module}"), function)(root, validation, download)
-        return images
+    def call(*arguments: Any) -> Any:
+        module, _, function = place.partition(".")
+        return getattr(import_module(f"mcvae.data.{module}"), function)(*arguments)
 
-    return load
+    return call
 
 
 DATASETS: dict[str, Dataset] = {
-    "digits": Dataset(_later("digits", "load_digits"), "1,797 digits, 1×8×8, part of scikit-learn: no download"),
-    "mnist": Dataset(_later("idx", "load_mnist"), "70,000 handwritten digits, 1×28×28"),
-    "fashion-mnist": Dataset(_later("idx", "load_fashion_mnist"), "70,000 pieces of clothing, 1×28×28"),
-    "omniglot": Dataset(_later("omniglot", "load_omniglot"), "32,460 handwritten characters of 50 alphabets, 1×28×28"),
-    "cifar10": Dataset(_later("cifar10", "load_cifar10"), "60,000 photographs of ten kinds of things, 3×32×32"),
-    "celeba": Dataset(_later("celeba", "load_celeba"), "202,599 faces, 3×64×64; requires a manual download"),
+    "digits": Dataset(_later("digits.load_digits"), "1,797 digits, 1×8×8, part of scikit-learn: no download"),
+    "mnist": Dataset(_later("idx.load_mnist"), "70,000 handwritten digits, 1×28×28"),
+    "fashion-mnist": Dataset(_later("idx.load_fashion_mnist"), "70,000 pieces of clothing, 1×28×28"),
+    "omniglot": Dataset(_later("omniglot.load_omniglot"), "32,460 handwritten characters of 50 alphabets, 1×28×28"),
+    "cifar10": Dataset(_later("cifar10.load_cifar10"), "60,000 photographs of ten kinds of things, 3×32×32"),
+    "celeba": Dataset(_later("celeba.load_celeba"), "202,599 faces, 3×64×64; requires a manual download"),
 }
 """Data sets by name."""
 
 
 class Source(NamedTuple):
-    """How a file of one's own is read, and what it may hold."""
+    """How a user's own file is read, and what it may hold."""
 
     function: str
     """`module.function` of this package, imported when first called: `(path, reading) -> {split: Raw}`."""
@@ -58,8 +58,7 @@ class Source(NamedTuple):
 
     def read(self, path: Path, reading: "Reading", *more: Any) -> dict[str, "Raw"]:
         """The rows of a file by split, or "all" of them, unchecked."""
-        module, _, function = self.function.partition(".")
-        found: dict[str, Raw] = getattr(import_module(f"mcvae.data.{module}"), function)(path, reading, *more)
+        found: dict[str, Raw] = _later(self.function)(path, reading, *more)
         return found
 
 
@@ -73,7 +72,7 @@ SOURCES: dict[str, Source] = {
     ".h5ad": Source("h5ad.read_h5ad", "AnnData of counts; needs the extra h5ad"),
     "": Source("folders.read_folder", "a folder of PNG or JPEG images"),
 }
-"""Sources of one's own data by the suffix of the file; a folder has none."""
+"""Sources of users' own data by the suffix of the file; a folder has none."""
 
 
 def is_own(name: str) -> bool:
@@ -88,7 +87,7 @@ def is_own(name: str) -> bool:
 
 
 def check_source(name: str) -> None:
-    """Raise a ValueError or FileNotFoundError, with advice, unless data of this name or path can be there."""
+    """Raise a ValueError or FileNotFoundError, with advice, if there can be no data of this name or path."""
     if not is_own(name):
         check_name("data set", name, [*DATASETS, "a path"])
         return

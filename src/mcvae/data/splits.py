@@ -89,7 +89,7 @@ class Splits:
 
     @property
     def unit(self) -> str:
-        """What a person calls them."""
+        """What messages call the data: "images" or "rows"."""
         return "images" if self.kind == "pixels" else "rows"
 
     @property
@@ -116,7 +116,7 @@ class Splits:
         return None if self.given is None else self.given[("train", "validation", "test").index(name)]
 
     def thinned(self, name: str, rows: Tensor) -> "Splits":
-        """The same with some rows of one split."""
+        """A copy that keeps only the given rows of one split."""
         place = ("train", "validation", "test").index(name)
         given = self.given
         if given is not None:

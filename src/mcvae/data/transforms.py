@@ -80,7 +80,7 @@ class Standardization:
 
     @classmethod
     def of(cls, train: Tensor, columns: Sequence[str] = ()) -> "Standardization":
-        """That of training data `[N, ...]`."""
+        """From the mean and deviation of training data `[N, ...]`."""
         values = train.double()
         deviation = values.std(0, correction=0)
         return cls(values.mean(0).float(), torch.where(deviation > 0, deviation, 1.0).float(), columns)
@@ -90,7 +90,7 @@ class Standardization:
         return (data.to(torch.float32) - self.mean) / self.scale
 
     def undone(self, values: Tensor) -> Tensor:
-        """Back to the units of the data."""
+        """Return values to the units of the data."""
         return values * self.scale.to(values) + self.mean.to(values)
 
 

@@ -75,6 +75,18 @@ class Progress(NamedTuple):
     """Epoch and time left of a running cell, the reason of a failed one."""
 
 
+Show = Callable[[list[Progress]], None]
+
+
+class _Sweep(NamedTuple):
+    """What every worker needs to know."""
+
+    root: Path
+    cells: Sequence[Cell]
+    retries: int
+    threads: int
+
+
 def run_cells(
     root: Path,
     cells: Sequence[Cell],
@@ -83,7 +95,7 @@ def run_cells(
     threads: int | None = None,
     retries: int = 1,
     cluster: Cluster | None = None,
-    show: Callable[[list[Progress]], None] = lambda progress: None,
+    show: Show = lambda progress: None,
 ) -> list[Record]:
     """Run the cells that are not done yet, and return the records of all cells in order.
 
@@ -103,13 +115,12 @@ def run_cells(
     for cell in cells:
         _settle(root, cell)
     if cluster is not None:
-        _supervise_cluster(root.resolve(), cells, cluster, threads or 1, retries, show)
+        _supervise_cluster(_Sweep(root.resolve(), cells, retries, threads or 1), cluster, show)
     elif workers < 1:
-        _work(root, cells, retries)
+        _work(_Sweep(root, cells, retries, threads or 1))
     else:
-        _supervise(
-            root, cells, workers, threads or chosen_threads() or max(1, (os.cpu_count() or 1) // workers), retries, show
-        )
+        threads = threads or chosen_threads() or max(1, (os.cpu_count() or 1) // workers)
+        _supervise(_Sweep(root, cells, retries, threads), workers, show)
     progress = look(root, cells)
     show(progress)
     failed = [cell for cell in progress if cell.status != "done"]
@@ -134,7 +145,7 @@ def look(root: Path, cells: Sequence[Cell]) -> list[Progress]:
 
 
 def _look(folder: Path) -> Progress:
-    attempts = _attempts(folder)  # before the records: whoever writes both writes the records first
+    attempts = _attempts(folder)  # read before the records, because a worker writes the records first
     if (folder / "records.csv").exists():
         return Progress(folder.name, "done", "")
     if attempts.running and held(folder, _WORK):
@@ -180,11 +191,11 @@ def _settle(root: Path, cell: Cell) -> None:
             (folder / "attempts.json").unlink(missing_ok=True)
 
 
-def _work(root: Path, cells: Sequence[Cell], retries: int) -> None:
+def _work(sweep: _Sweep) -> None:
     """Run every cell that is not done and that no other process holds."""
-    for cell in cells:
-        folder = root / cell.name
-        while not (folder / "records.csv").exists() and _attempts(folder).number <= retries:
+    for cell in sweep.cells:
+        folder = sweep.root / cell.name
+        while not (folder / "records.csv").exists() and _may_try(sweep, cell.name):
             if not _attempt(folder, cell):
                 break
 
@@ -220,25 +231,22 @@ def _attempt(folder: Path, cell: Cell) -> bool:
         return True
 
 
-def _supervise(
-    root: Path, cells: Sequence[Cell], workers: int, threads: int, retries: int, show: Callable[[list[Progress]], None]
-) -> None:
+def _supervise(sweep: _Sweep, workers: int, show: Show) -> None:
     """Keep `workers` processes running, and replace one that dies while cells remain that may be tried."""
     context = get_context("spawn")
     team: list[Any] = []
     try:
         while True:
             team = [process for process in team if process.is_alive()]
-            progress = look(root, cells)
+            progress = look(sweep.root, sweep.cells)
             show(progress)
-            left = sum(cell.status != "done" and _attempts(root / cell.name).number <= retries for cell in progress)
+            left = sum(cell.status != "done" and _may_try(sweep, cell.name) for cell in progress)
             running = sum(cell.status == "running" for cell in progress)
             if not left and not team and not running:
                 return
             while len(team) < min(workers, left):
-                team.append(context.Process(target=_worker, args=(root, cells, retries, threads)))
-                with _threads_in_environment(threads):
-                    team[-1].start()
+                team.append(context.Process(target=_worker, args=(sweep,)))
+                team[-1].start()
             time.sleep(1)
     finally:
         for process in team:
@@ -247,22 +255,24 @@ def _supervise(
             process.join()
 
 
-def _worker(root: Path, cells: Sequence[Cell], retries: int, threads: int) -> None:
+def _may_try(sweep: _Sweep, name: str) -> bool:
+    return _attempts(sweep.root / name).number <= sweep.retries
+
+
+def _worker(sweep: _Sweep) -> None:
     Thread(target=_die_with_parent, daemon=True).start()
+    os.environ["OMP_NUM_THREADS"] = str(sweep.threads)  # as if the user had chosen it: training leaves it alone
+    _work_with_threads(sweep)
+
+
+def _work_with_threads(sweep: _Sweep) -> None:
     import torch
 
-    torch.set_num_threads(threads)
-    _work(root, cells, retries)
+    torch.set_num_threads(sweep.threads)
+    _work(sweep)
 
 
-def _supervise_cluster(
-    root: Path,
-    cells: Sequence[Cell],
-    cluster: Cluster,
-    threads: int,
-    retries: int,
-    show: Callable[[list[Progress]], None],
-) -> None:
+def _supervise_cluster(sweep: _Sweep, cluster: Cluster, show: Show) -> None:
     """Submit every cell to Ray, and again if its machine dies, as often as it may be tried."""
     try:
         import ray
@@ -274,22 +284,22 @@ def _supervise_cluster(
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise SweepError(f"there is no Ray cluster at {cluster.address!r}: {error}") from None
     try:
-        remote = ray.remote(num_cpus=threads, num_gpus=cluster.gpus, max_retries=0)(_remote)
+        remote = ray.remote(num_cpus=sweep.threads, num_gpus=cluster.gpus, max_retries=0)(_work_with_threads)
 
         def submit(cell: Cell) -> Any:
-            return remote.remote(root, cell, retries, threads)
+            return remote.remote(sweep._replace(cells=[cell]))
 
-        pending = {submit(cell): cell for cell in cells}
+        pending = {submit(cell): cell for cell in sweep.cells}
         while pending:
             ready, _ = ray.wait(list(pending), timeout=1)
-            show(look(root, cells))
+            show(look(sweep.root, sweep.cells))
             for reference in ready:
                 cell = pending.pop(reference)
                 try:
                     ray.get(reference)
                 except ray.exceptions.RayError as error:  # the process or its machine died
-                    _note(root / cell.name, f"lost: {type(error).__name__}")
-                    if _attempts(root / cell.name).number <= retries:
+                    _note(sweep.root / cell.name, f"lost: {type(error).__name__}")
+                    if _may_try(sweep, cell.name):
                         pending[submit(cell)] = cell
     finally:
         ray.shutdown()
@@ -305,31 +315,11 @@ def _reach(address: str) -> None:
             raise SweepError(f"there is no Ray cluster at {address!r}: {error}.") from None
 
 
-def _remote(root: Path, cell: Cell, retries: int, threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
-    _work(root, [cell], retries)
-
-
 def _die_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-@contextmanager
-def _threads_in_environment(threads: int) -> Iterator[None]:
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 _WORK = "cell"
@@ -340,7 +330,7 @@ def _claim(folder: Path) -> Iterator[bool]:
     """Hold the folder's lock, if it is free. The system releases it when the process ends, however it ends."""
     lock = lock_of(folder, _WORK)
     try:
-        lock.acquire(timeout=0.1, poll_interval=0.02)  # somebody who only looks holds it for an instant
+        lock.acquire(timeout=0.1, poll_interval=0.02)  # `held` takes it for an instant to see whether it is free
     except Timeout:
         yield False
         return

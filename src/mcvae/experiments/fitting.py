@@ -63,7 +63,7 @@ def fit(
     """Maximise the bound by Adam, its learning rate going down to zero along a cosine; return the seconds it took.
 
     Parameters that do not require a gradient stay as they are. Gradients are clipped for every method: a chain that
-    runs away once would otherwise paralyse Adam for a thousand updates.
+    diverges once would otherwise stall Adam for a thousand updates.
     """
     keep_memory()
     parameters = [p for p in nn.ModuleList([model, objective]).parameters() if p.requires_grad]

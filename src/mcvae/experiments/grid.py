@@ -8,15 +8,7 @@ from typing import Any
 
 from mcvae.data import DATASETS
 from mcvae.experiments.cells import Cell
-from mcvae.runs.config import (
-    DataConfig,
-    EvaluationSettings,
-    RunConfig,
-    TrainConfig,
-    check,
-    check_range,
-    parse_config,
-)
+from mcvae.runs.config import DataConfig, EvaluationSettings, RunConfig, TrainConfig, check, check_range, parse_config
 from mcvae.runs.method import parse_key
 from mcvae.runs.naming import check_name
 from mcvae.runs.plain import RunError, checked

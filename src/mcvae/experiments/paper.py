@@ -36,16 +36,7 @@ NAMES = (
 POSTERIOR_METHODS = ("vi", "ula", "mcd", "cmcd", "uha", "ldvi", "cmcd-ud", "ais-mala", "smc")
 """Mean-field VI, methods that are trained, and two that a pilot tunes from the q of VI."""
 POSTERIOR_STEPS = (8, 32, 64, 256)
-DENSITIES = (
-    "funnel",
-    "banana",
-    "many-well",
-    "mixture-40",
-    "sonar",
-    "ionosphere",
-    "breast-cancer",
-    "cox-process",
-)
+DENSITIES = ("funnel", "banana", "many-well", "mixture-40", "sonar", "ionosphere", "breast-cancer", "cox-process")
 """Names of `densities.TARGETS`, repeated here because that module imports torch."""
 
 

@@ -97,18 +97,9 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
         objective = _frozen(estimator, model, x.double(), latent_dim, updates, seed)
         found = measure(model, objective, x.double(), settings["replicates"], seed, pathwise=estimator.pathwise)
         arrays |= {f"{name}/log_evidence_error": found.errors, f"{name}/derivative_error": found.derivative_errors}
+        cost: Any = {"evaluations": evaluations_per_datum(objective), "seconds": round(found.seconds, 5)}
         records += [
-            Record(
-                "ppca",
-                dataset,
-                name,
-                metric,
-                value,
-                seed,
-                standard_error=error,
-                evaluations=evaluations_per_datum(objective),
-                seconds=round(found.seconds, 5),
-            )
+            Record("ppca", dataset, name, metric, value, seed, standard_error=error, **cost)
             for metric, (value, error) in found.metrics.items()
         ]
     numpy.savez(folder / "replicates.npz", **arrays)
@@ -162,7 +153,7 @@ class Measurement(NamedTuple):
     derivative_errors: Any
     """The same of the derivative along the scale of θ₁, `[R]`."""
     seconds: float
-    """Of one estimate with its gradient."""
+    """Time that one estimate with its gradient takes."""
 
 
 def measure(

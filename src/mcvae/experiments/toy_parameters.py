@@ -46,7 +46,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
         settings["num_data"], generator=seeded_generator("ring", latent_dim, seed)
     )
     ring = Ring(**START, latent_dim=latent_dim)
-    seconds, evaluations = None, None
+    cost = dict[str, Any]()
     if method == "mle":
         maximum_likelihood(ring, data)
     else:
@@ -54,8 +54,8 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
         model = LatentVariableModel(encoder(method, latent_dim, data), ring)
         objective = toy_objective(method, settings["num_steps"], latent_dim)
         updates = settings["num_updates"]
-        seconds = round(fit(model, objective, data, num_updates=updates, learning_rate=5e-3, seed=seed), 2)
-        evaluations = updates * 100 * evaluations_per_datum(objective)
+        seconds = fit(model, objective, data, num_updates=updates, learning_rate=5e-3, seed=seed)
+        cost = {"evaluations": updates * 100 * evaluations_per_datum(objective), "seconds": round(seconds, 2)}
     xi, zeta = float(ring.log_xi.detach().exp()), float(ring.zeta.detach())
     values = {
         "squared_error": (xi - TRUTH["xi"]) ** 2 + (zeta - TRUTH["zeta"]) ** 2,
@@ -64,16 +64,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
         "log_likelihood": float(ring.log_evidence(data, num_points=1001).detach().mean()),
     }
     return [
-        Record(
-            "toy-parameters",
-            f"ring-{latent_dim}",
-            method,
-            metric,
-            value,
-            seed,
-            evaluations=evaluations,
-            seconds=seconds,
-        )
+        Record("toy-parameters", f"ring-{latent_dim}", method, metric, value, seed, **cost)
         for metric, value in values.items()
     ]
 

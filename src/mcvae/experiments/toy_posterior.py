@@ -46,7 +46,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     """Fit q with the model's parameters fixed, and measure its samples at one x against exact ones.
 
     `energy_distance` is of single draws: of q, or the last states of the chains. For `energy_distance_resampled`, one
-    of ten draws is chosen by its weight, for every method alike, which is what IWAE's bound believes in.
+    of ten draws is chosen by its weight, for every method alike, as IWAE's bound weighs them.
     """
     method, seed, batches = settings["method"], settings["seed"], settings["batches"]
     decoder = ring()
@@ -69,20 +69,11 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
             gaps.append((decoder.log_evidence(x) - estimate.bound).mean())
     numpy.save(folder / "samples.npy", torch.cat(single)[:4000].numpy())
     draws = settings["num_updates"] * 100 * evaluations_per_datum(toy_objective(method, settings["num_steps"], 2))
+    cost: dict[str, Any] = {"evaluations": draws, "seconds": round(seconds, 2)}
 
     def record(metric: str, values: Tensor) -> Record:
-        error = values.std() / math.sqrt(batches)
-        return Record(
-            "toy-posterior",
-            "ring-2",
-            method,
-            metric,
-            float(values.mean()),
-            seed,
-            standard_error=float(error),
-            evaluations=draws,
-            seconds=round(seconds, 2),
-        )
+        mean, error = float(values.mean()), float(values.std() / math.sqrt(batches))
+        return Record("toy-posterior", "ring-2", method, metric, mean, seed, standard_error=error, **cost)
 
     return [
         record("energy_distance", _distances(single, exact)),

@@ -1,4 +1,4 @@
-"""A model from a few words: which data, which network, which likelihood, which q."""
+"""Build a model from names: of the kind of data, the network, the likelihood, q and the prior."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Flows as q(z | x), through zuko."""
+"""Normalising flows of zuko as q(z | x)."""
 
 from typing import Any
 
@@ -18,6 +18,18 @@ FLOWS = {
 """Names of the flows that can be built, with a line on each."""
 
 
+def couplings(flow: str, latent_dim: int, num_layers: int, hidden: int, context: int = 0) -> Any:
+    """A flow of zuko over D latents, whose networks also see `context` numbers."""
+    from zuko.flows import NSF, RealNVP  # only users of flows pay for the import
+
+    if flow not in FLOWS:
+        raise ValueError(f"unknown flow {flow!r}; known are {', '.join(FLOWS)}.")
+    options: dict[str, Any] = {"transforms": num_layers, "hidden_features": (hidden,), "activation": nn.SiLU}
+    if flow == "nsf":
+        return NSF(latent_dim, context, passes=2, **options)
+    return RealNVP(latent_dim, context, **options)
+
+
 class FlowEncoder(nn.Module):
     """q(z | x): a Gaussian N(μ(x), diag σ²(x)) pushed through couplings that see the same features.
 
@@ -32,20 +44,9 @@ class FlowEncoder(nn.Module):
     def __init__(
         self, network: nn.Module, latent_dim: int, flow: str = "realnvp", num_layers: int = 4, hidden: int = 128
     ):
-        with needs_extra("FlowEncoder"):
-            from zuko.flows import NSF, RealNVP  # only users of flows pay for the import
-
         super().__init__()
-        if flow not in FLOWS:
-            raise ValueError(f"unknown flow {flow!r}; known are {', '.join(FLOWS)}.")
-        options: dict[str, Any] = {
-            "features": latent_dim,
-            "context": 2 * latent_dim,
-            "transforms": num_layers,
-            "hidden_features": (hidden,),
-            "activation": nn.SiLU,
-        }
-        lazy = NSF(passes=2, **options) if flow == "nsf" else RealNVP(**options)
+        with needs_extra("FlowEncoder"):
+            lazy = couplings(flow, latent_dim, num_layers, hidden, context=2 * latent_dim)
         self.network, self.transform = network, lazy.transform
 
     def _apply(self, *args: Any, **kwargs: Any) -> "FlowEncoder":

@@ -97,7 +97,7 @@ class LatentVariableModel(nn.Module):
 
     @property
     def latent_dim(self) -> int | None:
-        """D, if the model was told or its prior knows."""
+        """D, if it was given or the prior has it; otherwise None."""
         if self._latent_dim is not None or self.prior is None:
             return self._latent_dim
         return self.prior_like(torch.empty(0)).event_shape[0]
@@ -291,7 +291,7 @@ class _CompiledJoint:
             return model.compiled(self.x, z)
         except Exception as error:  # whatever a compiler may raise
             reason = (str(error).strip().splitlines() or [""])[0]
-            message = f"the model could not be compiled ({type(error).__name__}: {reason}); going on without."
+            message = f"the model could not be compiled ({type(error).__name__}: {reason}); continuing without."
             warnings.warn(message, stacklevel=2)
             model.compiled = partial(_by_autograd, model)
             return model.compiled(self.x, z)

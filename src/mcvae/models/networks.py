@@ -85,7 +85,7 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
 
 
 class LogCounts(nn.Module):
-    """log(1 + x): counts as a network likes them."""
+    """log(1 + x), which brings counts to a scale that suits a network."""
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, ...]` to the same shape."""
@@ -234,7 +234,7 @@ def upsample_and_convolve(
 
     Args:
         x: the small image.
-        weight: `[C', C, height, width]`, as `torch.conv2d` wants it.
+        weight: `[C', C, height, width]`, as in `torch.conv2d`.
         bias: `[C']`, or None.
         scale: by how much height and width are upsampled.
         padding: of height and width, less than the kernel.
@@ -258,14 +258,14 @@ _SILU_POWER = 0.3557  # E[SiLU(u)²] for u ~ N(0, 1)
 
 
 class _ChannelsLast(nn.Module):
-    """`[N, C, H, W]` with its channels last, as a linear layer wants them."""
+    """`[N, C, H, W]` with its channels last, as a linear layer expects them."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(0, 2, 3, 1)
 
 
 class _ChannelsFirst(nn.Module):
-    """Images whose channels come last, seen as `[N, C, H, W]`: already in the order that convolutions like."""
+    """Images whose channels come last, seen as `[N, C, H, W]`: the memory layout that convolutions are fast on."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(0, 3, 1, 2)
@@ -285,7 +285,7 @@ def _convolution(fan_in: int, fan_out: int) -> list[nn.Module]:
 def _initialised(network: nn.Sequential) -> nn.Sequential:
     """Weights that keep the power of signals through SiLU, except the last layer's; channels last in memory.
 
-    torch's default shrinks signals layer by layer; a deep decoder then starts deaf to its latents, and stays so.
+    torch's default shrinks signals layer by layer. A deep decoder would then start, and stay, blind to its latents.
     """
     layers = [layer for layer in network if isinstance(layer, nn.Linear | nn.Conv2d)]
     for layer in layers[:-1]:

@@ -1,4 +1,4 @@
-"""Anyone's network made fast: images with their channels last in memory, upsampling and convolution in one operator.
+"""Make any network faster: channels last in memory, and upsampling and convolution in one operator.
 
 The module's own `forward` runs, whatever it does; the operators it calls are watched and a few of them exchanged. So
 branches, attributes that change and functions instead of layers make no difference.

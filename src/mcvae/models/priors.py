@@ -1,13 +1,13 @@
 """Priors p(z) that are learned with the model: modules without arguments that return a distribution."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal
 
 from mcvae._extras import needs_extra
+from mcvae.models.flows import couplings
 
 __all__ = ["PRIORS", "FlowPrior", "MixturePrior", "VampPrior", "build_prior"]
 
@@ -36,7 +36,7 @@ class MixturePrior(nn.Module):
 
 
 class VampPrior(nn.Module):
-    """p(z) = mean over m of q(z | u_m): the encoder's own opinion of learned pseudo-data (Tomczak and Welling, 2018).
+    """p(z) = mean over m of q(z | u_m): the encoder's q at learned pseudo-data u_m (Tomczak and Welling, 2018).
 
     Args:
         encoder: q(z | x), a Gaussian; shared with the model, whose weights it is.
@@ -80,17 +80,9 @@ class FlowPrior(nn.Module):
     """
 
     def __init__(self, latent_dim: int, flow: str = "realnvp", num_layers: int = 4, hidden: int = 64):
-        with needs_extra("FlowPrior"):
-            from zuko.flows import NSF, RealNVP
-
         super().__init__()
-        options: dict[str, Any] = {
-            "features": latent_dim,
-            "transforms": num_layers,
-            "hidden_features": (hidden,),
-            "activation": nn.SiLU,
-        }
-        self.flow = NSF(passes=2, **options) if flow == "nsf" else RealNVP(**options)
+        with needs_extra("FlowPrior"):
+            self.flow = couplings(flow, latent_dim, num_layers, hidden)
 
     def forward(self) -> Distribution:
         """The flow, event `[D]`."""

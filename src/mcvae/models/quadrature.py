@@ -44,7 +44,7 @@ class OneDimensional:
         self.log_density, self.lower, self.upper = log_density, lower, upper
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """The density as an engine wants it, `[S, B, 1] -> [S, B]`."""
+        """The density in the shape that estimators expect, `[S, B, 1] -> [S, B]`."""
         return self.log_density(z).squeeze(-1)
 
     def log_evidence(self) -> Tensor:

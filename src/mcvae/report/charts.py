@@ -9,9 +9,9 @@ __all__ = ["Chart", "Series", "chart", "ticks"]
 WIDTH, HEIGHT = 380, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 12, 12, 44
 _MOST_POINTS = 150
-"""Of a line; longer ones are thinned."""
+"""Most points of a line; longer lines are thinned."""
 _MARKERS = 8
-"""Along a line: enough to tell lines apart without colour."""
+"""Most markers along a line: enough to tell lines apart without colour."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Series:
     x: list[float]
     y: list[float]
     error: list[float] = field(default_factory=list)
-    """Half lengths of error bars, or nothing."""
+    """Half lengths of the error bars; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Chart:
     markers: list[tuple[int, float, float]]
     """Style, x and y."""
     points: list[list[tuple[float, float, str]]]
-    """For every series what hovering and arrow keys find: x, y and words."""
+    """What hovering and arrow keys show, for every series: x, y and text."""
     legend: list[tuple[int, str]]
     """Style and name."""
     note: str = ""

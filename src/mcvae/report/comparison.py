@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rich.markup import escape
-from rich.table import Table
 
-from mcvae.report.tables import console
+from mcvae.report.tables import Table, console, terminal, unique
 from mcvae.runs.discovery import Run
 from mcvae.runs.plain import number
 from mcvae.runs.records import paired
@@ -62,39 +61,27 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     Runs in a group differ only in their seeds. Of several with one seed, such as copies of a folder, the first counts:
     the same seed gives the same run.
     """
-    together, settings = dict[str, dict[int, Run]](), dict[str, dict[str, Any]]()
+    kinds = dict[tuple[str, ...], dict[str, dict[int, Run]]]()
     for run in runs:
         told = {**run.settings, "images": _images_of(run)}
         identity = repr(sorted((name, repr(value)) for name, value in told.items()))
-        settings[identity] = run.settings
-        together.setdefault(identity, {}).setdefault(run.result.seed, run)
-    differing = [_differing([settings[key] for key in same]) for same in _by_kind(together)]
-    found = [
-        Group(list(together[key].values()), _label(settings[key], names))
-        for same, names in zip(_by_kind(together), differing, strict=True)
-        for key in same
-    ]
+        kinds.setdefault(kind(run), {}).setdefault(identity, {}).setdefault(run.result.seed, run)
+    found = list[Group]()
+    for together in kinds.values():
+        same = [list(by_seed.values()) for by_seed in together.values()]
+        differing = _differing([members[0].settings for members in same])
+        found += [Group(members, _label(members[0].settings, differing)) for members in same]
     return sorted(found, key=lambda g: (*_images_of(g.runs[0]), math.inf if (m := g.mean("nll")) is None else m))
-
-
-def _by_kind(together: dict[str, dict[int, Run]]) -> list[list[str]]:
-    kinds = dict[tuple[str, ...], list[str]]()
-    for key, members in together.items():
-        kinds.setdefault(kind(next(iter(members.values()))), []).append(key)
-    return list(kinds.values())
 
 
 def _differing(settings: list[dict[str, Any]]) -> list[str]:
     """Names of the settings that differ between groups, except the method, which every label shows."""
-    names = dict.fromkeys(name for each in settings for name in each)
+    names = unique(name for each in settings for name in each)
     several = [name for name in names if len({repr(each.get(name)) for each in settings if name in each}) > 1]
-    missing = [name for name in names if name.startswith("evaluation.") and not all(name in each for each in settings)]
-    evaluated = [name for name in missing if any(_is_evaluated(each) and name not in each for each in settings)]
-    return [name for name in dict.fromkeys([*several, *evaluated]) if name != "method"]
-
-
-def _is_evaluated(settings: dict[str, Any]) -> bool:
-    return any(name.startswith("evaluation.") for name in settings)
+    of_evaluations = [name for name in names if name.startswith("evaluation.")]
+    evaluated = [each for each in settings if not each.keys().isdisjoint(of_evaluations)]
+    missing = [name for name in of_evaluations if any(name not in each for each in evaluated)]
+    return [name for name in unique([*several, *missing]) if name != "method"]
 
 
 def _label(settings: dict[str, Any], differing: list[str]) -> str:
@@ -143,14 +130,10 @@ class TableCell(NamedTuple):
 
 
 def comparison(found: list[Group]) -> Table:
-    """The table for a terminal: held-out bound, likelihood and cost of every group."""
-    table = Table(title="Held-out data, in nats, ± standard error over data and seeds")
+    """The table as text: held-out bound, likelihood and cost of every group."""
     columns, body = rows(found)
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("run", "data", "method") else "right")
-    for row in body:
-        table.add_row(*(escape(cell.text) for cell in row))
-    return table
+    title = "Held-out data, in nats, ± standard error over data and seeds"
+    return Table(title, columns, [[cell.text for cell in row] for row in body], [])
 
 
 def rows(found: list[Group]) -> tuple[list[str], list[list[TableCell]]]:
@@ -241,7 +224,7 @@ def _told(value: float | None, digits: int = 2) -> str:
 def show(runs: list[Run]) -> None:
     """Print the table, and its result in words."""
     out, found = console(), groups(runs)
-    out.print(comparison(found))
+    out.print(terminal(comparison(found), names=3))
     if (copies := len(runs) - sum(len(group.runs) for group in found)) > 0:
         out.print(f"{copies} of the {len(runs)} runs repeat another's settings and seed, and are not counted.")
     for answer in answers(found):
@@ -256,7 +239,7 @@ class Answer(NamedTuple):
 
 
 def answers(found: list[Group]) -> list[Answer]:
-    """Which method explains held-out data best, by how much and at what cost: a paragraph per set of images.
+    """Say which method explains held-out data best, by how much and at what cost: a paragraph per set of images.
 
     Args:
         found: groups in the order of the table, so that the answer is the first row of the set.

@@ -6,11 +6,10 @@ from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
-import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mcvae.report.tables import LABELS
+from mcvae.report.tables import LABELS, unique
 from mcvae.runs.method import label_of, method_named, parse_key
 from mcvae.runs.records import Record, Summary, summarise
 
@@ -46,6 +45,11 @@ def draw(experiment: str, title: str, records: Sequence[Record], arrays: Arrays,
 def _look(key: str) -> dict[str, Any]:
     method = method_named(key)
     return {"color": method.colour, "marker": method.marker, "markersize": 4, "label": label_of(key)}
+
+
+def _line(axis: Axes, x: Sequence[float], line: Sequence[Summary], **look: Any) -> None:
+    """Means with their deviations over seeds, or, of one seed, with its standard errors."""
+    axis.errorbar(x, [s.mean for s in line], [s.spread or 0.0 for s in line], capsize=2, **look)
 
 
 def _posterior(found: list[Summary], arrays: Arrays) -> Figure:
@@ -112,17 +116,11 @@ def draw_story(ring: Sequence[Record], arrays: Arrays, gains: dict[str, tuple[fl
 def _parameters(found: list[Summary], arrays: Arrays) -> Figure:
     figure = Figure(figsize=(6.5, 4))
     axis = figure.subplots()
-    for method in dict.fromkeys(s.method for s in found):
+    for method in unique(s.method for s in found):
         line = [s for s in found if s.method == method and s.metric == "squared_error"]
         dimensions = [int(s.dataset.removeprefix("ring-")) for s in line]
-        axis.errorbar(
-            dimensions,
-            [s.mean for s in line],
-            [s.standard_error or 0.0 for s in line],
-            capsize=2,
-            lw=1,
-            **_look(method),
-        )
+        errors = [s.standard_error or 0.0 for s in line]
+        axis.errorbar(dimensions, [s.mean for s in line], errors, capsize=2, lw=1, **_look(method))
     axis.set(xscale="log", yscale="log", xlabel="dimension d of the latents", ylabel="$\\|\\hat\\theta - \\theta\\|^2$")
     axis.legend(fontsize=8, title="mean over seeds ± standard error", title_fontsize=8)
     return figure
@@ -130,16 +128,12 @@ def _parameters(found: list[Summary], arrays: Arrays) -> Figure:
 
 def _boxes(found: list[Summary], arrays: Arrays) -> Figure:
     """Figure 2: log p̂ − log p above, the error of the derivative below."""
-    methods = [method for method in dict.fromkeys(s.method for s in found) if f"{method}/log_evidence_error" in arrays]
+    methods = [method for method in unique(s.method for s in found) if f"{method}/log_evidence_error" in arrays]
     figure = Figure(figsize=(8.5, 6.8))
     rows = figure.subplots(2, 1, sharex=True)
     for axis, key in zip(rows, ("log_evidence_error", "derivative_error"), strict=True):
-        boxes = axis.boxplot(
-            [arrays[f"{method}/{key}"] for method in methods],
-            widths=0.6,
-            patch_artist=True,
-            flierprops={"markersize": 2},
-        )
+        values, fliers = [arrays[f"{method}/{key}"] for method in methods], {"markersize": 2}
+        boxes = axis.boxplot(values, widths=0.6, patch_artist=True, flierprops=fliers)
         for box, method in zip(boxes["boxes"], methods, strict=True):
             box.set(facecolor=method_named(method).colour, alpha=0.5)
         for median in boxes["medians"]:
@@ -157,28 +151,21 @@ def _boxes(found: list[Summary], arrays: Arrays) -> Figure:
 
 
 def _stacked(label: str) -> str:
-    return (
-        label.replace(", ", "\n")
-        .replace("learned backward kernels", "learned\nbackward")
-        .replace("control ", "control\n")
-    )
+    lines = label.replace(", ", "\n").replace("learned backward kernels", "learned\nbackward")
+    return lines.replace("control ", "control\n")
 
 
 def _scores(found: list[Summary], arrays: Arrays) -> Figure:
     """Ours with error bars, the paper's as open rings, a panel per metric and epoch."""
-    columns = list(dict.fromkeys((s.metric, s.epoch) for s in found))
-    methods = list(dict.fromkeys(s.method for s in found))[::-1]
+    columns, methods = unique((s.metric, s.epoch) for s in found), unique(s.method for s in found)[::-1]
     figure = Figure(figsize=(2.2 + 2.6 * len(columns), 1.6 + 0.3 * len(methods)))
-    for axis, (metric, epoch) in zip(
-        numpy.atleast_1d(figure.subplots(1, len(columns), sharey=True)), columns, strict=True
-    ):
-        for height, method in enumerate(methods):
-            for s in found:
-                if (s.method, s.metric, s.epoch) == (method, metric, epoch):
-                    look = _look(method) | {"label": None}
-                    axis.errorbar(s.mean, height, xerr=(s.spread or 0.0), capsize=2, **look)
-                    if s.paper is not None:
-                        axis.plot(s.paper, height, "o", mfc="none", mec="#666666", ms=8)
+    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for axis, (metric, epoch) in zip(panels, columns, strict=True):
+        for s in [s for method in methods for s in found if (s.method, s.metric, s.epoch) == (method, metric, epoch)]:
+            height = methods.index(s.method)
+            axis.errorbar(s.mean, height, xerr=s.spread or 0.0, capsize=2, **_look(s.method) | {"label": None})
+            if s.paper is not None:
+                axis.plot(s.paper, height, "o", mfc="none", mec="#666666", ms=8)
         axis.set(title=f"{LABELS[metric]}, {epoch} epochs", xlabel="nats, less is better")
         axis.set_yticks(range(len(methods)), [label_of(m) for m in methods])
         axis.set_ylim(-0.5, len(methods) - 0.5)
@@ -191,21 +178,14 @@ def _against_k(found: list[Summary], arrays: Arrays) -> Figure:
     last = max(s.epoch or 0 for s in found)
     for axis, metric in zip(figure.subplots(1, 2), ("negative_elbo", "nll"), strict=True):
         chosen = [s for s in found if s.metric == metric and s.epoch == last]
-        langevin = sorted((int(s.method.rpartition("-k")[2]), s) for s in chosen if s.method.startswith("l-mcvae"))
-        axis.errorbar(
-            [k for k, _ in langevin],
-            [s.mean for _, s in langevin],
-            [(s.spread or 0.0) for _, s in langevin],
-            capsize=2,
-            **_look("l-mcvae"),
-        )
+        langevin = sorted((s for s in chosen if s.method.startswith("l-mcvae")), key=lambda s: _steps(s.method))
+        ticks = [_steps(s.method) for s in langevin]
+        _line(axis, ticks, langevin, **_look("l-mcvae"))
         for s in chosen:
             if not s.method.startswith("l-mcvae"):
                 axis.axhline(s.mean, ls="--", color=method_named(s.method).colour, label=label_of(s.method))
-        axis.set(
-            xscale="log", xlabel="Langevin steps K", ylabel=f"{LABELS[metric]}, nats", title=f"after {last} epochs"
-        )
-        ticks = [k for k, _ in langevin]
+        axis.set(xscale="log", title=f"after {last} epochs")
+        axis.set(xlabel="Langevin steps K", ylabel=f"{LABELS[metric]}, nats")
         axis.set_xticks(ticks, [str(k) for k in ticks])
         axis.minorticks_off()
         axis.legend(fontsize=8)
@@ -215,57 +195,59 @@ def _against_k(found: list[Summary], arrays: Arrays) -> Figure:
 def _curves(found: list[Summary], arrays: Arrays) -> Figure:
     figure = Figure(figsize=(8, 3.8))
     for axis, metric in zip(figure.subplots(1, 2), ("validation_negative_elbo", "validation_nll"), strict=True):
-        for method in dict.fromkeys(s.method for s in found):
-            _curve(axis, method, sorted((s.epoch or 0, s) for s in found if (s.method, s.metric) == (method, metric)))
+        for method in unique(s.method for s in found):
+            line = sorted((s for s in found if (s.method, s.metric) == (method, metric)), key=lambda s: s.epoch or 0)
+            if line:
+                values, errors = [s.mean for s in line], [s.deviation or 0.0 for s in line]
+                axis.errorbar([s.epoch or 0 for s in line], values, errors, capsize=2, lw=1, **_look(method))
         axis.set(xlabel="epoch", ylabel=f"{LABELS[metric]}, nats")
         if axis.has_data():
             axis.legend(fontsize=8)
     return figure
 
 
-def _curve(axis: Axes, method: str, line: list[tuple[int, Summary]]) -> None:
-    if line:
-        epochs, values = [epoch for epoch, _ in line], [s.mean for _, s in line]
-        axis.errorbar(epochs, values, [s.deviation or 0.0 for _, s in line], capsize=2, lw=1, **_look(method))
+def _steps(key: str) -> int:
+    """K of a key, also of a sampler that trains no model; 0 if it has none."""
+    return int(key.rpartition("-k")[2]) if "-k" in key else 0
 
 
 def _benchmark(found: list[Summary], arrays: Arrays) -> Figure:
     """The ELBO of every density against K, above, and against seconds, below."""
     bounds = [s for s in found if s.metric == "elbo"]
-    densities = list(dict.fromkeys(s.dataset for s in bounds))
+    densities, families = unique(s.dataset for s in bounds), unique(_family(s.method) for s in bounds)
     figure = Figure(figsize=(2 + 3 * len(densities), 6))
     rows = figure.subplots(2, len(densities), squeeze=False)
-    families = list(dict.fromkeys(s.method.rpartition("-k")[0] or s.method for s in bounds))
-    numbers = sorted({int(s.method.rpartition("-k")[2]) if "-k" in s.method else 0 for s in bounds})
+    numbers = sorted({_steps(s.method) for s in bounds})
     for column, density in enumerate(densities):
         upper, lower = rows[:, column]
         for index, family in enumerate(families):
-            line = [s for s in bounds if s.dataset == density and (s.method.rpartition("-k")[0] or s.method) == family]
-            steps = [int(s.method.rpartition("-k")[2]) if "-k" in s.method else 0 for s in line]
-            values, errors = [s.mean for s in line], [(s.spread or 0.0) for s in line]
-            look: Any = {"color": f"C{index}", "marker": "o", "markersize": 4, "capsize": 2, "lw": 1}
-            look["label"] = family.upper()
-            upper.errorbar(steps, values, errors, **look)
-            lower.errorbar([s.seconds or 0.0 for s in line], values, errors, **look)
+            line = [s for s in bounds if (s.dataset, _family(s.method)) == (density, family)]
+            look = {"color": f"C{index}", "marker": "o", "markersize": 4, "lw": 1, "label": family.upper()}
+            _line(upper, [_steps(s.method) for s in line], line, **look)
+            _line(lower, [s.seconds or 0.0 for s in line], line, **look)
         upper.set(title=density, xlabel="K", xscale="symlog")
         upper.set_xticks(numbers, [str(number) for number in numbers], minor=False)
         lower.set(xlabel="seconds of one core", xscale="log")
-    rows[0, 0].set_ylabel(LABELS["elbo"])
-    rows[1, 0].set_ylabel(LABELS["elbo"])
+    for first in rows[:, 0]:
+        first.set_ylabel(LABELS["elbo"])
     rows[0, -1].legend(fontsize=7)
     return figure
+
+
+def _family(key: str) -> str:
+    return key.rpartition("-k")[0] or key
 
 
 def _frontier(found: list[Summary], arrays: Arrays) -> Figure:
     """NLL below the VAE's by how the budget is spent; a panel per data set and encoder, a marker per budget."""
     last = max(s.epoch or 0 for s in found)
     gains = [s for s in found if s.metric == "nll_minus_vae" and s.epoch == last]
-    subjects = list(dict.fromkeys(s.dataset for s in gains))
+    subjects = unique(s.dataset for s in gains)
     spent = {s.method: _spent(s.method) for s in gains}
     rows = [row for row in _SPENT_ON if row in spent.values()]
     budgets = sorted({_budget(method) for method in spent})
     figure = Figure(figsize=(2.2 + 2.4 * len(subjects), 1.7 + 0.36 * len(rows)))
-    panels = numpy.atleast_1d(figure.subplots(1, len(subjects), sharey=True))
+    panels = figure.subplots(1, len(subjects), sharey=True, squeeze=False)[0]
     for axis, subject in zip(panels, subjects, strict=True):
         for s in gains:
             if s.dataset == subject:
@@ -318,4 +300,4 @@ FIGURES: dict[str, Callable[[list[Summary], Arrays], Figure]] = {
     "posteriors": _benchmark,
     "frontier": _frontier,
 }
-"""By experiment."""
+"""The figure of each experiment."""

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from mcvae.report.comparison import answers, certificate, groups, kind, rows
 from mcvae.report.panels import panels
 from mcvae.report.reproductions import record_answers, record_table
-from mcvae.runs.discovery import Found, Reproduction, Run, find
+from mcvae.runs.discovery import FILES, Found, Reproduction, Run, find
 from mcvae.runs.plain import RunError, write_atomically
 
 __all__ = ["Story", "render", "write_page"]
@@ -32,7 +32,7 @@ _PICTURES = {
 
 
 class Story(NamedTuple):
-    """What a page opens with."""
+    """The picture and the sentences at the top of a page."""
 
     picture: Path
     sentences: list[str]
@@ -43,8 +43,8 @@ def write_page(paths: list[str], out: str | Path, found: Found | None = None, st
 
     Args:
         paths: run folders, reproduction folders, or folders of them.
-        out: the HTML file; its folder is created if need be.
-        found: what is at these paths, if it is known already.
+        out: the HTML file; its folder is created if it does not exist.
+        found: what `find` returned for these paths, if it has been called.
         story: a picture and sentences to open with.
     """
     out = Path(out)
@@ -107,9 +107,8 @@ def _hash(text: str) -> str:
 def _digest(runs: list[Run], reproductions: list[Reproduction]) -> str:
     """Digest of the files that the page was made from."""
     digest = hashlib.sha256()
-    files = ("config.yaml", "metrics.csv", "result.json", "evaluation.csv", "records.csv", "provenance.json")
     for folder in (*(run.folder for run in runs), *(found.folder for found in reproductions)):
-        for path in (folder / name for name in files):
+        for path in (folder / name for name in FILES):
             digest.update(path.read_bytes() if path.exists() else b"")
     return digest.hexdigest()[:16]
 
@@ -128,20 +127,17 @@ def _pictures(runs: list[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _describe_run(run: Run) -> dict[str, Any]:
     """What is needed to repeat a run, and the verdict of its evaluation."""
+    following = f"Not evaluated. Next: mcvae evaluate {shlex.quote(run.place)}"
     words = f"Trained for {len(run.metrics)} of {run.result.epochs} epochs."
     words += "" if run.state == "trained" else f" Not finished: {run.state}. {run.result.reason}"
     return {
         "name": run.name,
         "method": run.key,
         "words": words,
-        "certificate": certificate(run.name, run.evaluation) if run.evaluation else _next(run),
+        "certificate": certificate(run.name, run.evaluation) if run.evaluation else following,
         "versions": run.result.versions,
         "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else "",
     }
-
-
-def _next(run: Run) -> str:
-    return f"Not evaluated. Next: mcvae evaluate {shlex.quote(run.place)}"
 
 
 def _reproduction(found: Reproduction) -> dict[str, Any]:

@@ -57,4 +57,4 @@ _ADVICE = (
     "samples by 3.0 ± 0.2 nats at equal cost (one seed, not certified: results/frontier). What to choose when: "
     "docs/choosing.md."
 )
-"""Measured by `mcvae reproduce frontier --preset paper`, which takes longer than a demonstration may."""
+"""Measured by `mcvae reproduce frontier --preset paper`, which is too long for a demonstration."""

@@ -1,16 +1,20 @@
 """Records as a table: for the terminal, Markdown and LaTeX. Imports no torch."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from rich import markup
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from mcvae.runs.method import label_of
 from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["LABELS", "Table", "console", "latex", "markdown", "plus_minus", "table", "terminal"]
+__all__ = ["LABELS", "Table", "console", "latex", "markdown", "plus_minus", "table", "terminal", "unique"]
+
+T = TypeVar("T")
 
 LABELS = {
     "negative_elbo": "−ELBO",
@@ -52,14 +56,14 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
     With more than two metrics each of several data sets gets rows of its own instead of columns.
     """
     found = summarise(records)
-    datasets = _unique(s.dataset for s in found)
+    datasets = unique(s.dataset for s in found)
     apart = len(metrics) > 2 and len(datasets) > 1
     cells = dict[_Row, dict[_Column, Summary]]()
     for s in found:
         row, column = (s.dataset if apart else "", s.method), (s.metric, "" if apart else s.dataset, s.epoch)
         cells.setdefault(row, {})[column] = s
     columns = sorted(
-        _unique(column for row in cells.values() for column in row),
+        unique(column for row in cells.values() for column in row),
         key=lambda c: (metrics.index(c[0]), c[1] and datasets.index(c[1]), c[2] or 0),
     )
     with_paper = {c for row in cells.values() for c, s in row.items() if s.paper is not None}
@@ -89,12 +93,13 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
 
 
 _Row = tuple[str, str]
-"""Data set, or nothing, and method."""
+"""Data set (or an empty string) and method."""
 _Column = tuple[str, str, int | None]
-"""Metric, data set or nothing, epoch."""
+"""Metric, data set (or an empty string) and epoch."""
 
 
-def _unique(items: Iterable[_Column | str]) -> list:  # type: ignore[type-arg]
+def unique(items: Iterable[T]) -> list[T]:
+    """Each item once, in the order of its first appearance."""
     return list(dict.fromkeys(items))
 
 
@@ -177,6 +182,7 @@ def markdown(content: Table) -> str:
 
 
 _LATEX = {
+    "θ̂": r"$\hat\theta$", "p̂": r"$\hat p$",  # before their letters alone
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
     "±": r"$\pm$", "−": "$-$", "‖": r"$\|$", "θ": r"$\theta$", "ξ": r"$\xi$", "ζ": r"$\zeta$", "²": "$^2$",
     "∇": r"$\nabla$", "̂": "",
@@ -191,12 +197,7 @@ def latex(content: Table) -> str:
     """
 
     def escape(text: str) -> str:
-        for plain, command in (("θ̂", r"$\hat\theta$"), ("p̂", r"$\hat p$")):
-            text = text.replace(plain, f"\0{command}\0")
-        parts = text.split("\0")
-        return "".join(
-            part if index % 2 else "".join(_LATEX.get(c, c) for c in part) for index, part in enumerate(parts)
-        )
+        return re.sub("|".join(map(re.escape, _LATEX)), lambda found: _LATEX[found[0]], text)
 
     body = " \\\\\n".join(" & ".join(map(escape, row)) for row in content.rows)
     return (
@@ -213,11 +214,11 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=160)
 
 
-def terminal(content: Table) -> RichTable:
-    """The table for a terminal."""
+def terminal(content: Table, names: int = 1) -> RichTable:
+    """The table for a terminal, with the first columns, which hold names, flush left."""
     shown = RichTable(title=content.title, caption=" ".join(content.notes))
     for index, name in enumerate(content.header):
-        shown.add_column(name, justify="right" if index else "left")
+        shown.add_column(name, justify="left" if index < names else "right")
     for row in content.rows:
-        shown.add_row(*row)
+        shown.add_row(*map(markup.escape, row))
     return shown

@@ -14,14 +14,14 @@ from mcvae.runs.records import Record, read_records
 from mcvae.runs.results import EvaluationSummary, RunResult, read_result
 from mcvae.runs.storage import RunFolder, held
 
-__all__ = ["Found", "Reproduction", "Run", "State", "find", "state_of"]
+__all__ = ["FILES", "Found", "Reproduction", "Run", "State", "find", "state_of"]
 
 State = Literal["training", "interrupted", "diverged", "trained"]
 
 _DEPTH = 4
 """Folders below a given one that are searched."""
-_FILES = ("config.yaml", "result.json", "metrics.csv", "evaluation.csv", "records.csv", "provenance.json")
-"""What is fetched of a run at a URL."""
+FILES = ("config.yaml", "metrics.csv", "result.json", "evaluation.csv", "records.csv", "provenance.json")
+"""What is read of a run or a reproduction, and fetched of one at a URL."""
 _NOT_SETTINGS = {
     *(f"run.{name}" for name in ("seed", "folder", "snapshots", "likelihood_every", "pictures_every", "log_every")),
     *("run.memory", "run.compile", "data.root"),
@@ -133,7 +133,7 @@ def find(places: list[str]) -> Found:
     """
     runs, reproductions = dict[Path, str](), list[Path]()
     for place in places:
-        folder = RunFolder(place, lambda name: name.rpartition("/")[2] in _FILES).path
+        folder = RunFolder(place, lambda name: name.rpartition("/")[2] in FILES).path
         if not folder.is_dir():
             raise FileNotFoundError(f"{place} is not a run folder, nor a folder of them: it does not exist.")
         below = list(_folders(folder, _DEPTH))

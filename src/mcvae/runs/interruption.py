@@ -1,4 +1,4 @@
-"""A Ctrl-C that nobody can swallow."""
+"""A handler of Ctrl-C that works even if a library drops the exception."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ __all__ = ["Interruption"]
 
 
 class Interruption:
-    """A handler of SIGINT that remembers it.
+    """A handler of SIGINT that remembers the signal.
 
-    Libraries that are being imported may drop the exception, or turn it into another.
+    A library that is being imported may drop the exception, or raise another one instead.
 
     >>> interruption = Interruption()
     >>> try:
@@ -20,14 +20,14 @@ class Interruption:
     """
 
     seen = False
-    """Whether there was one."""
+    """Whether the signal has come."""
 
     def __call__(self, *_: Any) -> None:
-        """Remember, and raise."""
+        """Remember the signal, and raise KeyboardInterrupt."""
         self.seen = True
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise again what was dropped."""
+        """Raise KeyboardInterrupt again if the signal has come."""
         if self.seen:
             raise KeyboardInterrupt

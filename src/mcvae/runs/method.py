@@ -1,10 +1,11 @@
-"""Methods: one entry each says how a key such as l-mcvae-sigmoid-k5 is read, shown, drawn, priced and built."""
+"""Methods. One entry each says how its keys, such as l-mcvae-sigmoid-k5, are read and shown, and how it is built."""
 
 import difflib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from mcvae.runs.builders import Builder, annealed, sampled
 
 if TYPE_CHECKING:
     from mcvae.core.estimator import AnnealedEstimator
@@ -26,7 +27,7 @@ __all__ = [
 
 @dataclass
 class MethodConfig:
-    """The bound that is trained on; `mcvae methods` lists them. What is not given is the method's own choice.
+    """The bound to train on; `mcvae methods` lists them. The method chooses settings that are not given.
 
     Args:
         name: such as vae, iwae, l-mcvae or cmcd; or a whole key, such as l-mcvae-sigmoid-k5 or iwae-50.
@@ -107,10 +108,6 @@ class Choice(NamedTuple):
         return str(value)
 
 
-Builder = Callable[[MethodConfig, int, int], "AnnealedEstimator"]
-"""`(whole settings, latent_dim, size of a datum) -> estimator`; imports torch when it is called, not before."""
-
-
 @dataclass(frozen=True)
 class Method:
     """A method, for training, sweeps, tables, figures and folder names.
@@ -120,7 +117,7 @@ class Method:
         description: one line for `mcvae methods`.
         colour: in figures; those of Okabe and Ito, for colour-blind readers.
         marker: in figures, as matplotlib names it.
-        builder: of the estimator; None for what only tables know, such as exact maximum likelihood.
+        builder: of the estimator; None for what appears in tables only, such as exact maximum likelihood.
         pieces: what may follow the name in a key, in this order.
         own: the method's own choice of settings: the values of fields of `MethodConfig` that are not given. Those that
             are neither here nor in `pieces` have no meaning for the method, and are refused.
@@ -169,83 +166,13 @@ _ADAPTIVE = {"schedule": "linear", "step_sizes": "adaptive", "step_size": 0.01}
 _LEARNED = {"schedule": "learned", "step_sizes": "relative", "step_size": 0.05}
 
 
-def _bound(config: MethodConfig) -> Any:
-    from mcvae.core import bounds
-
-    return {"elbo": bounds.elbo, "iwae": bounds.iwae, "renyi": bounds.renyi(config.alpha)}[config.bound or "elbo"]
-
-
-def _sampled(config: MethodConfig, latent_dim: int, context_dim: int) -> "AnnealedEstimator":
-    """Build without steps."""
-    from mcvae.core import recipes
-
-    return recipes.vae(config.num_samples or 1, bound=_bound(config), gradient=config.gradient or "pathwise")
-
-
-def _annealed(recipe: str, target: float = 0.9, **options: Callable[[MethodConfig, int, int], Any]) -> Builder:
-    """Build with a recipe that anneals, an acceptance ρ for adaptive step sizes, and options from the settings."""
-
-    def build(config: MethodConfig, latent_dim: int, context_dim: int) -> "AnnealedEstimator":
-        from mcvae.core import recipes, schedules, step_sizes
-
-        num_steps, step_size = config.num_steps, config.step_size or 0.01
-        steps: step_sizes.StepSizes = step_sizes.LearnedStepSizes(num_steps, step_size)
-        if config.step_sizes == "adaptive":
-            steps = step_sizes.ScoreScaled(num_steps, latent_dim, step_size, target=target)
-        elif config.step_sizes == "fixed":
-            steps = step_sizes.FixedStepSizes(num_steps, step_size)
-        spacing = {
-            "linear": schedules.LinearSchedule,
-            "sigmoid": schedules.SigmoidSchedule,
-            "learned": schedules.LearnedSchedule,
-        }
-        built: AnnealedEstimator = getattr(recipes, recipe)(
-            num_steps,
-            latent_dim,
-            schedule=spacing[config.schedule or "linear"],
-            step_sizes=steps,
-            num_samples=config.num_samples,
-            bound=_bound(config),
-            **{name: option(config, latent_dim, context_dim) for name, option in options.items()},
-        )
-        if config.step_sizes == "relative":
-            kernel: Any = built.kernels[0]
-            built.step_sizes = step_sizes.RelativeStepSizes(steps, kernel.step_unit)
-        return built
-
-    return build
-
-
-def _context(config: MethodConfig, latent_dim: int, context_dim: int) -> int:
-    return context_dim
-
-
-def _friction(config: MethodConfig, latent_dim: int, context_dim: int) -> float | None:
-    return config.damping
-
-
-def _backward(config: MethodConfig, latent_dim: int, context_dim: int) -> Any:
-    if config.backward != "learned":
-        return None
-    from mcvae.core.backward import GaussianBackward
-
-    return GaussianBackward(latent_dim, context_dim, scale=(2 * (config.step_size or 0.01)) ** 0.5)
-
-
-def _control_variate(config: MethodConfig, latent_dim: int, context_dim: int) -> Any:
-    from mcvae.core import gradients
-
-    known = {"stopped": gradients.stopped, "leave-one-out": gradients.leave_one_out}
-    return known.get(config.control_variate or "stopped", gradients.no_control_variate)
-
-
 METHODS = {
     "vae": Method(
         "VAE",
         "ELBO with one Gaussian sample (Kingma and Welling)",
         "#000000",
         "s",
-        _sampled,
+        sampled,
         (_SAMPLES, _BOUND),
         {"gradient": "pathwise"},
     ),
@@ -254,7 +181,7 @@ METHODS = {
         "importance-weighted bound, --method.num_samples (Burda et al.)",
         "#E69F00",
         "^",
-        _sampled,
+        sampled,
         (Number("num_samples", "", "K = {}", always=True),),
         {"num_samples": 10, "bound": "iwae", "gradient": "pathwise"},
     ),
@@ -263,7 +190,7 @@ METHODS = {
         "K unadjusted Langevin steps, reparameterised (the paper's Algorithm 1)",
         "#0072B2",
         "o",
-        _annealed("l_mcvae", 0.9, backward=_backward),
+        annealed("l_mcvae"),
         (*_ANNEALED, _BACKWARD),
         _ADAPTIVE | {"backward": "reversal"},
     ),
@@ -272,7 +199,7 @@ METHODS = {
         "K MALA steps, REINFORCE with a control variate (the paper's Algorithm 2, with one chain)",
         "#D55E00",
         "v",
-        _annealed("a_mcvae", 0.8, control_variate=_control_variate),
+        annealed("a_mcvae", 0.8),
         _ANNEALED,
         _ADAPTIVE | {"control_variate": "stopped"},
         notes=(("cv", "leave one out"), ("stopped", "stopped control variate"), ("pathwise", "pathwise")),
@@ -282,7 +209,7 @@ METHODS = {
         "K underdamped Hamiltonian steps without accept/reject",
         "#CC79A7",
         "P",
-        _annealed("uha", 0.9, damping=_friction),
+        annealed("uha"),
         _ANNEALED,
         _ADAPTIVE | {"step_size": 0.1, "damping": 0.9},
     ),
@@ -291,7 +218,7 @@ METHODS = {
         "K Langevin steps whose reversal is corrected by a network (Doucet et al., 2022)",
         "#56B4E9",
         "<",
-        _annealed("mcd", context_dim=_context),
+        annealed("mcd"),
         _ANNEALED,
         _LEARNED,
     ),
@@ -300,7 +227,7 @@ METHODS = {
         "K Langevin steps controlled by a network in both directions (Vargas et al., 2024)",
         "#0B3C5D",
         ">",
-        _annealed("cmcd", context_dim=_context),
+        annealed("cmcd"),
         _ANNEALED,
         _LEARNED,
     ),
@@ -309,7 +236,7 @@ METHODS = {
         "K Langevin steps with a network in each direction (Richter and Berner, 2024)",
         "#7A6C00",
         "p",
-        _annealed("dbs", context_dim=_context),
+        annealed("dbs"),
         _ANNEALED,
         _LEARNED,
     ),
@@ -318,7 +245,7 @@ METHODS = {
         "K underdamped steps whose reversal is corrected by a network (Geffner and Domke, 2023)",
         "#8E3B6F",
         "h",
-        _annealed("ldvi", context_dim=_context, friction=_friction),
+        annealed("ldvi"),
         _ANNEALED,
         _LEARNED | {"step_size": 0.2, "damping": 1.0},
     ),
@@ -327,7 +254,7 @@ METHODS = {
         "K underdamped steps controlled by a network in both directions (Vargas et al., 2024)",
         "#5D3A9B",
         "X",
-        _annealed("cmcd_ud", context_dim=_context, friction=_friction),
+        annealed("cmcd_ud"),
         _ANNEALED,
         _LEARNED | {"step_size": 0.2, "damping": 1.0},
     ),
@@ -336,7 +263,7 @@ METHODS = {
         "ELBO with a RealNVP flow for q",
         "#009E73",
         "D",
-        _sampled,
+        sampled,
         (_SAMPLES, _BOUND),
         {"gradient": "pathwise"},
         flow="realnvp",
@@ -369,7 +296,7 @@ class _Key(NamedTuple):
     """Fields of `MethodConfig` that the key names."""
     label: str
     rest: list[str]
-    """Words that no piece has read."""
+    """Words of the key that no piece understands."""
 
 
 def _read(key: str) -> _Key:

@@ -1,4 +1,4 @@
-"""Names that a user may mistype."""
+"""Check names that a user may have mistyped."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 __all__ = ["check_name"]
 
 _MOST_SHOWN = 35
-"""Names in an error; more are not read."""
+"""Most names that an error lists: nobody reads more."""
 
 
 def check_name(what: str, name: str, known: Iterable[str]) -> None:

@@ -76,7 +76,7 @@ def _parse(name: str, text: str) -> Any:
 def paired(first: list[Row], second: list[Row], column: str) -> tuple[float, float] | None:
     """Mean and standard error of first − second over the rows of two tables; None if they do not match.
 
-    Images differ far more than methods do. Differences per image see the method, not the image.
+    Images differ far more than methods do. Taking differences image by image removes that variation.
 
     >>> paired([{"bound": "1"}, {"bound": "3"}], [{"bound": "0"}, {"bound": "0"}], "bound")
     (2.0, 1.0)
@@ -89,7 +89,7 @@ def paired(first: list[Row], second: list[Row], column: str) -> tuple[float, flo
 
 
 class Summary(NamedTuple):
-    """A number over its seeds."""
+    """Mean and spread of a number over its seeds."""
 
     dataset: str
     method: str
@@ -107,7 +107,7 @@ class Summary(NamedTuple):
     evaluations: float | None
     seconds: float | None
     largest: float
-    """Over seeds."""
+    """The largest value over seeds."""
 
     @property
     def spread(self) -> float | None:

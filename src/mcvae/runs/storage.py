@@ -25,7 +25,7 @@ def check_links(folder: Path) -> None:
 
 
 Work = Literal["training", "evaluating"]
-"""What a process may hold a run folder for; the two do not disturb each other."""
+"""What a process may lock a run folder for. One may train while another evaluates."""
 
 
 def lock_of(folder: Path, work: str) -> FileLock:
@@ -69,7 +69,7 @@ def held(folder: Path, work: str) -> bool:
 
 
 def top_level(name: str) -> bool:
-    """Results and weights, but no checkpoints, pictures or logs."""
+    """Whether a file lies directly in the run folder: results and weights, but no checkpoints, pictures or logs."""
     return "/" not in name
 
 

@@ -1,1 +1,1 @@
-"""Training on Lightning, run folders, and the evaluation of a run."""
+"""Train with Lightning; load, evaluate and apply the runs that result."""

@@ -16,14 +16,14 @@ from mcvae.core.randomness import seeded_generator
 from mcvae.data import Batches, DataError, Standardization, Transform
 from mcvae.data.conditions import code
 from mcvae.data.own import as_tensor
-from mcvae.data.raw import Array, Raw
+from mcvae.data.raw import Array, Raw, at_index
 from mcvae.data.registry import is_own, read_source
 from mcvae.evaluation import Evaluation, Protocol, evaluate
 from mcvae.models import LatentVariableModel
 from mcvae.runs.config import read_config
 from mcvae.runs.storage import RunFolder, check_links, top_level
 from mcvae.training.loading import Described, load_run, read_described
-from mcvae.training.run import prepare
+from mcvae.training.run_data import prepare
 
 __all__ = ["AppliedRun", "apply_run", "drawn"]
 
@@ -78,13 +78,9 @@ class AppliedRun:
         try:
             return evaluate(self.model, self.batches, protocol=protocol, **options)
         except NonFiniteDensityError:
-            blind = LatentVariableModel(
-                self._prior,
-                self.model.decoder,
-                self.model.prior,
-                data_shape=self.model.data_shape,
-                examples=self.model.examples,
-            )
+            model = self.model
+            shape, examples = model.data_shape, model.examples
+            blind = LatentVariableModel(self._prior, model.decoder, model.prior, data_shape=shape, examples=examples)
             return evaluate(blind, self.batches, protocol=protocol, **options)
 
     def _prior(self, x: Tensor) -> Distribution:
@@ -107,21 +103,17 @@ def apply_run(folder: str | Path, data: str, *, limit: int | None = None) -> App
     described, config = read_described(home.path), read_config(home.path)
     if data in ("train", "validation", "test"):
         config, splits = prepare(config, trusted=False)
-        rows, places, given = splits.split(data), _numbered(data), splits.given_of(data)
+        rows, places, given = splits.split(data), at_index(data), splits.given_of(data)
     elif is_own(data):
         rows, places, given = _rows(data, described)
     else:
         raise ValueError(f"expected train, validation, test or the path of a file or folder, got {data!r}.")
     if not len(rows):
         raise DataError(f"there are no data in {data}.")
-    size, seed = config.data.batch_size, config.run.seed
+    size, seed, transform = config.data.batch_size, config.run.seed, described.transform
     given = None if given is None else given[:limit]
-    batches = Batches(rows[:limit], size, described.transform, seed=seed, epoch=None, given=given)
-    return AppliedRun(model, objective, batches, described.transform, places, config.run.seed)
-
-
-def _numbered(split: str) -> Callable[[int], str]:
-    return lambda row: f"{split}, row {row} (counted from 0)"
+    batches = Batches(rows[:limit], size, transform, seed=seed, epoch=None, given=given)
+    return AppliedRun(model, objective, batches, transform, places, seed)
 
 
 def _rows(data: str, described: Described) -> tuple[Tensor, Callable[[int], str], Tensor | None]:

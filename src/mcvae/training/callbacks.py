@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from lightning import LightningModule, Trainer
@@ -40,7 +40,7 @@ __all__ = [
 class AtomicCheckpoints(TorchCheckpointIO):
     """Checkpoints appear whole or not at all, and are read back as tensors and plain containers only.
 
-    The file is a zip archive with a checksum for every tensor, which torch itself does not look at; we do.
+    The file is a zip archive with a checksum for every tensor. torch does not verify them; we do.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -63,13 +63,13 @@ class AtomicCheckpoints(TorchCheckpointIO):
 
 
 def _save(checkpoint: dict[str, Any], path: Path) -> None:
-    buffer = io.BytesIO()  # torch's own writer does not say that a disk is full
+    buffer = io.BytesIO()  # torch's own writer does not report a full disk
     torch.save(checkpoint, buffer)
     path.write_bytes(buffer.getbuffer())
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that is sound; damaged ones are named and put aside. None if the run has none yet."""
+    """The newest checkpoint that can be read; None if the run has none yet. Damaged ones are reported and renamed."""
     names = [folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous", "best")]
     found = [path for path in names if path.exists()]
     for path in found:
@@ -78,7 +78,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
             return path
         except RunError as error:
             print(f"warning: {error} It is kept as {path.stem}.damaged; trying an earlier one.", file=sys.stderr)
-            with suppress(FileNotFoundError):  # another process of the same run has been faster
+            with suppress(FileNotFoundError):  # another process of the same run has moved it
                 os.replace(path, path.with_suffix(".damaged"))
     if found:
         raise RunError(
@@ -93,8 +93,25 @@ def whole_epoch(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready >= trainer.num_training_batches
 
 
-class Checkpoints(Checkpoint):
+class _Remembering:
+    """A callback that keeps some of its attributes in checkpoints, so that a resumed run has them."""
+
+    remembered: ClassVar[tuple[str, ...]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must remember."""
+        return {name: getattr(self, name) for name in self.remembered}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with it. A checkpoint of an earlier release may lack some of it."""
+        for name in self.remembered:
+            setattr(self, name, state_dict.get(name, getattr(self, name)))
+
+
+class Checkpoints(_Remembering, Checkpoint):
     """`last.ckpt` and `previous.ckpt` of the last two epochs, `best.ckpt` at the best validation bound."""
+
+    remembered = ("best_bound",)
 
     def __init__(self, folder: Path):
         super().__init__()
@@ -102,14 +119,6 @@ class Checkpoints(Checkpoint):
             folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous", "best")
         )
         self.best_bound = -float("inf")
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must remember."""
-        return {"best_bound": self.best_bound}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the best bound so far."""
-        self.best_bound = state_dict["best_bound"]
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save, unless the epoch was cut short: a run continues from whole ones."""
@@ -124,25 +133,19 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(self.last)
 
 
-class AveragedWeights(Callback):
+class AveragedWeights(_Remembering, Callback):
     """An exponential average of the learned weights, which stands in for them in validation and at the end."""
+
+    remembered = ("average", "updates")
 
     def __init__(self, decay: float):
         self.decay, self.average, self.updates = decay, list[Tensor](), 0
         self._own = list[Tensor]()
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must remember."""
-        return {"average": self.average, "updates": self.updates}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the average so far."""
-        self.average, self.updates = list(state_dict["average"]), state_dict["updates"]
-
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Move the average; early on, when it would remember the start, by more."""
-        weights = [p for p in pl_module.parameters() if p.requires_grad]
+        """Move the average. Early steps move it further: it should not remember the initial weights."""
+        weights = _learned(pl_module)
         self.updates += 1
         share = max(1 - self.decay, 1 / self.updates)
         if not self.average:
@@ -151,46 +154,49 @@ class AveragedWeights(Callback):
             average.copy_(average.to(weight.device).lerp(weight, share))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in."""
+        """Validate the average."""
         self.put(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the weights back."""
-        for weight, own in zip([p for p in pl_module.parameters() if p.requires_grad], self._own, strict=False):
+        """Restore the weights."""
+        for weight, own in zip(_learned(pl_module), self._own, strict=False):
             weight.data.copy_(own)
         self._own = []
 
     def put(self, module: LightningModule) -> None:
-        """Put the average in the place of the weights."""
+        """Replace the weights by their average."""
         if self.average:
-            weights = [p for p in module.parameters() if p.requires_grad]
-            self._own = [p.detach().clone() for p in weights]
-            for weight, average in zip(weights, self.average, strict=True):
+            self._own = [p.detach().clone() for p in _learned(module)]
+            for weight, average in zip(_learned(module), self.average, strict=True):
                 weight.data.copy_(average)
 
 
+def _learned(module: LightningModule) -> list[Tensor]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
 class Snapshots(Callback):
-    """Let `save` keep the weights after the given epochs."""
+    """Call `save` after the given epochs."""
 
     def __init__(self, epochs: list[int], save: Callable[[int], None]):
         self.epochs, self.save = epochs, save
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save, if it is time."""
+        """Save, if this is one of the epochs."""
         epoch = trainer.current_epoch + 1
         if epoch in self.epochs and trainer.is_global_zero:
             self.save(epoch)
 
 
 class Upload(Checkpoint):
-    """Copies the run to its URL after every epoch; what fails is tried again after the next."""
+    """Copies the run to its URL after every epoch. A copy that fails is retried after the next epoch."""
 
     def __init__(self, home: RunFolder):
         super().__init__()
         self.home = home
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Copy."""
+        """Copy what has changed."""
         if trainer.is_global_zero:
             try:
                 self.home.push()
@@ -216,9 +222,10 @@ class HeldOutLikelihood(Callback):
             pl_module.log("val_nll", found.summary["nll"], rank_zero_only=True)
 
 
-class Metrics(Checkpoint):
+class Metrics(_Remembering, Checkpoint):
     """One row of `metrics.csv` per whole epoch; outside a terminal, one line on the screen, too."""
 
+    remembered = ("rows", "seconds", "images")
     columns = (  # acceptances and step_sizes: of every transition, separated by spaces
         "epoch",
         "train_bound",
@@ -239,15 +246,6 @@ class Metrics(Checkpoint):
         self.path, self.rows, self.unit = folder / "metrics.csv", list[dict[str, Any]](), unit
         self.likelihood_every, self.seconds, self.images = likelihood_every, 0.0, 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must remember."""
-        return {"rows": self.rows, "seconds": self.seconds, "images": self.images}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the rows of the epochs before."""
-        self.rows, self.seconds = state_dict["rows"], state_dict["seconds"]
-        self.images = state_dict.get("images", 0)
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self._start, self._validated = time.perf_counter(), False
@@ -256,7 +254,7 @@ class Metrics(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count images, those of all processes."""
+        """Count the images of all processes."""
         self.images += len(batch) * trainer.world_size
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -307,32 +305,23 @@ class Pictures(Callback):
         self.folder, self.images, self.every, self.seed = folder / "pictures", images, every, seed
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw, if it is time."""
+        """Draw after every `every`-th epoch."""
         epoch = trainer.current_epoch + 1
         if self.every and epoch % self.every == 0 and trainer.is_global_zero:
             self.draw(cast(VariationalTraining, pl_module).model, f"-{epoch:04d}")
 
     def draw(self, model: LatentVariableModel, suffix: str = "") -> list[Path]:
-        """Write both grids; none of data that are not images."""
+        """Write both grids, and return their paths; nothing is drawn of data that are not images."""
         if not len(self.images):
             return []
         os.makedirs(self.folder, exist_ok=True)
         device = next(model.parameters()).device
         samples, reconstructions = self.folder / f"samples{suffix}.png", self.folder / f"reconstructions{suffix}.png"
-        save_grid(mean_images(model, 64, self.seed), samples)
         with torch.no_grad():
+            _, z = model.simulate(64, generator=seeded_generator("sample", self.seed, device=device))
+            save_grid(model.decoder(z).mean, samples)
             originals = self.images[:32].to(next(model.parameters()))
             z = draw(model.encoder(originals), (), seeded_generator("reconstruct", self.seed, device=device))
             pairs = torch.stack([originals, model.decoder(z).mean], 1).flatten(0, 1)
         save_grid(pairs, reconstructions, columns=8)
         return [samples, reconstructions]
-
-
-def mean_images(model: LatentVariableModel, number: int, seed: int) -> Tensor:
-    """Means of p(x | z) for z from the prior, `[number, C, H, W]`."""
-    device = next(model.parameters()).device
-    generator = seeded_generator("sample", seed, device=device)
-    with torch.no_grad():
-        _, z = model.simulate(number, generator=generator)
-        mean: Tensor = model.decoder(z).mean
-    return mean

@@ -1,4 +1,4 @@
-"""Evaluate a run on images it was not trained on, and write down what was found."""
+"""Evaluate a run on held-out data, and write the results to its folder."""
 
 import multiprocessing
 import time
@@ -28,13 +28,13 @@ from mcvae.runs.results import (
 from mcvae.runs.storage import RunFolder, check_links, hold, top_level
 from mcvae.training.loading import load_run, snapshot_folder
 from mcvae.training.pictures import save_grid
-from mcvae.training.run import batches, prepare
+from mcvae.training.run_data import batches, prepare
 from mcvae.training.threads import threads_for
 
 __all__ = ["evaluate_run"]
 
 WHOLE = (0, 1)
-"""The shard that is everything."""
+"""The only shard of an evaluation that is not shared."""
 
 
 def evaluate_run(
@@ -53,7 +53,7 @@ def evaluate_run(
     Args:
         folder: a finished run.
         settings: how to evaluate.
-        shard: see `mcvae.evaluate`; of a shard nothing is reported but its own summary.
+        shard: see `mcvae.evaluate`. A shard returns a summary of its own batches, and writes no table.
         progress: wraps the batches, given their number, such as `rich.progress.track`.
         options: fields of `EvaluationSettings`, instead of those of `settings`.
     """
@@ -146,7 +146,7 @@ def _tuning(path: str | None) -> Tuning | None:
 
 
 def _summary(found: dict[str, Any]) -> EvaluationSummary:
-    """The summary of `mcvae.evaluate` as a record; a key that the record does not know is a mistake of ours."""
+    """The summary of `mcvae.evaluate` as a record. It fails if the record lacks a key: that would be a bug of ours."""
     parts = {name: kind(**found[name]) for name, kind in _PARTS.items() if found[name] is not None}
     return EvaluationSummary(**found | parts)
 
@@ -155,7 +155,7 @@ _PARTS: dict[str, Any] = {"sandwich": SimulatedBounds, "weights": WeightCounts}
 
 
 def _share(folder: Path, settings: EvaluationSettings) -> None:
-    """Evaluate every batch in one of several processes; what they find is in the folder afterwards."""
+    """Share the batches among processes, which leave their results in the folder."""
     number = settings.processes
     threads = max(1, torch.get_num_threads() // number)
     with ProcessPoolExecutor(number, multiprocessing.get_context("spawn")) as pool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.data import TRANSFORMS, Splits, Standardization, Transform
-from mcvae.data.conditions import Coding, plain, read_codings
+from mcvae.data.conditions import Coding, read_codings
 from mcvae.models import Datum, LatentVariableModel, build_model
 from mcvae.models.networks import linear_encoder
 from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config, trusted_networks
@@ -42,24 +42,23 @@ def save_model(
     folder: Path, model: LatentVariableModel, objective: AnnealedEstimator, config: TrainConfig, data: Splits
 ) -> None:
     """Write `model.safetensors` (weights and step sizes) and `model.json` (what to build them into, and a checksum)."""
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"objective.{name}": tensor for name, tensor in objective.state_dict().items()}
     transform = data.transform(config.data.transform)
     if isinstance(transform, Standardization):
         tensors |= {"data.mean": transform.mean, "data.scale": transform.scale}
-    content = _packed(tensors)
-    write_atomically(folder / "model.safetensors", lambda p: p.write_bytes(content))
-    described: dict[str, Any] = {
+    described = {
         "shape": list(data.shape),
         "kind": data.kind,
         "levels": data.levels,
         "columns": data.columns,
-        "conditions": plain(data.codings),
+        "conditions": [asdict(coding) for coding in data.codings],
+        "transform": config.data.transform,
+        "size": config.data.size,
+        "model": asdict(config.model),
+        "method": asdict(config.method),
     }
-    described |= {"transform": config.data.transform, "size": config.data.size}
-    described |= {"model": asdict(config.model), "method": asdict(config.method)}
-    write_json(folder / "model.json", described | {"sha256": hashlib.sha256(content).hexdigest()})
+    _write(folder, tensors, described)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +88,7 @@ class Described:
 
     @property
     def bounded(self) -> bool:
-        """Whether the likelihood knows no whole number beyond those of the training data."""
+        """Whether the likelihood gives no probability to whole numbers above those of the training data."""
         return self.likelihood in ("bernoulli", "categorical")
 
 
@@ -120,29 +119,42 @@ def snapshot_folder(folder: Path, epoch: int) -> Path:
 
 def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator]:
     """The trained model and its estimator, from `model.json` and `model.safetensors`."""
-    home = RunFolder(folder, top_level)
-    folder = home.path
-    if folder.is_file():
-        raise RunError(f"{home.place} is a file; give the run folder that it is in.")
+    folder = _opened(folder).path
     described, path = read_json(folder / "model.json"), folder / "model.safetensors"
     if not path.is_file():
         raise RunError(f"{path} does not exist; train the run to its end, or restore it by: mcvae train --resume.")
     try:
-        content = path.read_bytes()
-        if described.get("sha256", digest := hashlib.sha256(content).hexdigest()) != digest:
-            raise ValueError("the checksum of model.safetensors is wrong")
+        tensors = _tensors(folder, described)
         model_config = checked(ModelConfig, described["model"], "model.json")
         method = checked(MethodConfig, described["method"], "model.json")
         model, objective = build(model_config, method, _datum(described))
-        tensors = load_tensors(content)
-        for prefix, module in (("model.", model), ("objective.", objective)):
-            module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        model.load_state_dict(_below("model.", tensors))
+        objective.load_state_dict(_below("objective.", tensors))
     except _UntrustedError:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise RunError(f"the model in {folder} cannot be read: {reason}. Restore it, or train again.") from error
     return model.eval(), objective.eval()
+
+
+def _opened(folder: str | Path) -> RunFolder:
+    home = RunFolder(folder, top_level)
+    if home.path.is_file():
+        raise RunError(f"{home.place} is a file; give the run folder that it is in.")
+    return home
+
+
+def _tensors(folder: Path, described: dict[str, Any]) -> dict[str, Tensor]:
+    """Read `model.safetensors`, and compare its checksum with that of `model.json`, if it has one."""
+    content = (folder / "model.safetensors").read_bytes()
+    if described.get("sha256", digest := hashlib.sha256(content).hexdigest()) != digest:
+        raise ValueError("the checksum of model.safetensors is wrong")
+    return load_tensors(content)
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 @overload
@@ -162,10 +174,9 @@ def load(folder: str | Path, into: nn.Module | None = None) -> nn.Module:
     ...     load(folder, nn.Linear(2, 3))
     Linear(in_features=2, out_features=3, bias=True)
     """
-    home = RunFolder(folder, top_level)
-    if home.path.is_file():
-        raise RunError(f"{home.place} is a file; give the run folder that it is in.")
-    own = read_json(home.path / "model.json").get("own")
+    home = _opened(folder)
+    described = read_json(home.path / "model.json")
+    own = described.get("own")
     if into is None:
         if own is not None:
             raise RunError(
@@ -173,14 +184,9 @@ def load(folder: str | Path, into: nn.Module | None = None) -> nn.Module:
                 "and load them with mcvae.load(folder, into=module)."
             )
         return load_run(home.path)[0]
-    path = home.path / "model.safetensors"
     try:
-        content = path.read_bytes()
-        if read_json(home.path / "model.json").get("sha256") != hashlib.sha256(content).hexdigest():
-            raise ValueError("the checksum of model.safetensors is wrong")
-        prefix = "" if own is not None else "model."
-        tensors = {k.removeprefix(prefix): v for k, v in load_tensors(content).items() if k.startswith(prefix)}
-        into.load_state_dict(tensors)
+        tensors = _tensors(home.path, {"sha256": None} | described)  # without a checksum nothing is loaded
+        into.load_state_dict(_below("" if own is not None else "model.", tensors))
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise RunError(f"the weights in {home.place} do not fit {type(into).__name__}: {reason}.") from error
@@ -198,23 +204,23 @@ def save(model: nn.Module, folder: str | Path) -> None:
     described = home.path / "model.json"
     if (home.path / "config.yaml").exists() or (described.exists() and read_json(described).get("own") is None):
         raise RunError(f"{home.place} holds a run of mcvae train; choose another folder.")
-    home.path.mkdir(parents=True, exist_ok=True)
-    content = _packed(model.state_dict())
-    write_atomically(home.path / "model.safetensors", lambda p: p.write_bytes(content))
-    write_json(described, {"own": type(model).__qualname__, "sha256": hashlib.sha256(content).hexdigest()})
+    _write(home.path, model.state_dict(), {"own": type(model).__qualname__})
     home.push()
 
 
-def _packed(tensors: dict[str, Tensor]) -> bytes:
-    return save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+def _write(folder: Path, tensors: dict[str, Tensor], described: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    content = save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    write_atomically(folder / "model.safetensors", lambda p: p.write_bytes(content))
+    write_json(folder / "model.json", described | {"sha256": hashlib.sha256(content).hexdigest()})
 
 
 class _UntrustedError(RunError):
-    """A folder names code."""
+    """A run folder names code that the user has not trusted."""
 
 
 def _own_networks(model: ModelConfig, trusted: bool) -> tuple[Any, Any]:
-    """Encoder and decoder of one's own, each a class or function at `module:name`, or ours by its name, or None."""
+    """Import the encoder and the decoder that the user named as `module:name`; None for those not named."""
     named = [path for path in (model.encoder, model.decoder) if path is not None]
     if not trusted and not trusted_networks().issuperset(named):
         raise _UntrustedError(
@@ -246,7 +252,7 @@ def _imported(path: str | None) -> Any:
 
 
 def _datum(described: dict[str, Any]) -> Datum:
-    """What `model.json` says about the data; before there were others, all were pixels."""
+    """What `model.json` says about the data. Early releases knew pixels only, and did not say so."""
     conditions = sum(coding.size for coding in read_codings(described.get("conditions", [])))
     return Datum(tuple(described["shape"]), described.get("kind", "pixels"), described.get("levels", 256), conditions)
 

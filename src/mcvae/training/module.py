@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed
 from lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, optim
 
 from mcvae.core.annealing import Trajectory
 from mcvae.core.bridge import NonFiniteDensityError
@@ -23,20 +23,13 @@ __all__ = ["DivergedError", "VariationalTraining"]
 _MIXING = (torch.nn.modules.batchnorm._BatchNorm,)
 """Layers through which rows influence each other while they are trained."""
 
-OPTIMIZERS: dict[str, Any] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adamax": torch.optim.Adamax,
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
-    "rmsprop": torch.optim.RMSprop,
-    "sgd": torch.optim.SGD,
-}
+_KINDS = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD)
+OPTIMIZERS: dict[str, Any] = {kind.__name__.lower(): kind for kind in _KINDS}
 """Optimisers by name."""
 
 
 class DivergedError(RuntimeError):
-    """Training has been non-finite for too long to go on."""
+    """Too many steps in a row had a loss or gradient that was not finite."""
 
 
 class VariationalTraining(LightningModule):
@@ -106,7 +99,7 @@ class VariationalTraining(LightningModule):
                 return rising
             return rising * config.decay ** sum(epoch >= fraction * self.epochs for fraction in config.milestones)
 
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, factor)}
+        return {"optimizer": optimizer, "lr_scheduler": optim.lr_scheduler.LambdaLR(optimizer, factor)}
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """The loss of one batch; NaN, with a NaN gradient, where the model cannot be evaluated."""
@@ -151,7 +144,7 @@ class VariationalTraining(LightningModule):
         return self.objective.step_sizes().detach().float().reshape(self.num_steps, -1).mean(1)
 
     def _unknown(self, number: int) -> Tensor:
-        """NaN, of the type that bounds have."""
+        """NaNs of the type that bounds have."""
         dtype = torch.float32 if self.device.type == "mps" else torch.float64  # Apple GPUs have no float64
         return torch.full((number,), torch.nan, dtype=dtype, device=self.device)
 
@@ -169,7 +162,7 @@ class VariationalTraining(LightningModule):
         for parameter in parameters:
             parameter.grad = None  # Adam passes over it, momentum included
         self._estimate = None
-        self.objective.step_sizes.shorten()  # or the next step would diverge as this one did
+        self.objective.step_sizes.shorten()  # otherwise the next step would diverge as well
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row in (1, self.config.patience):
@@ -178,7 +171,7 @@ class VariationalTraining(LightningModule):
     def _complain(self) -> None:
         cause = (
             "The parameters themselves are not finite: the damage was done earlier."
-            if not self._parameters_finite()
+            if not all(bool(p.isfinite().all()) for p in self.parameters())
             else "Likely causes: step sizes too long for this model (try --method.step_size 0.001), a learning rate "
             "too high (try --optimizer.learning_rate 0.0003), or a likelihood whose scale collapses."
         )
@@ -187,9 +180,6 @@ class VariationalTraining(LightningModule):
             self.print(f"\nwarning: loss or gradient not finite in {where}; the step is skipped. {cause}")
             return
         raise DivergedError(f"{self.config.patience} non-finite steps in a row, last in {where}. {cause}")
-
-    def _parameters_finite(self) -> bool:
-        return all(bool(p.isfinite().all()) for p in self.parameters())
 
     def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
         """Adapt the step sizes, on what all ranks saw together."""
@@ -245,19 +235,19 @@ class VariationalTraining(LightningModule):
         checkpoint["threads"] = torch.get_num_threads()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Recall both."""
+        """Restore both."""
         self.skipped_in_a_row = checkpoint.get("skipped_in_a_row", 0)
         recall_threads(checkpoint.get("threads"))
 
     def _generator(self, purpose: str, batch_idx: int, shared: bool = False) -> torch.Generator:
-        """Of a batch that this process has as a whole, or shares with the others."""
+        """The generator of a batch, which this process has to itself or shares with the others."""
         epoch = self.current_epoch if purpose == "train" else 0
         place = {"rank": self.global_rank, "world_size": self.trainer.world_size} if shared else {}
         return seeded_generator(purpose, self.seed, epoch, batch_idx, 0, device=self.device, **place)
 
 
 def _means_non_finite(error: ValueError) -> bool:
-    """Ours, or that of a distribution of torch whose parameters are NaN or have underflowed."""
+    """Whether the error is ours, or that of a torch distribution whose parameters are NaN or have underflowed."""
     return isinstance(error, NonFiniteDensityError) or str(error).startswith("Expected parameter")
 
 
@@ -271,7 +261,7 @@ def _over_ranks(values: Tensor) -> Tensor:
 
 
 def _pooled(trajectory: Trajectory) -> Trajectory:
-    """What adapts step sizes, as if one process had the whole batch: every rank adapts alike."""
+    """The statistics that step sizes adapt to, pooled over processes, so that every rank adapts alike."""
     acceptance, log_weight = _over_ranks(trajectory.acceptance), _over_ranks(trajectory.log_weight.detach())
     pooled = trajectory._replace(
         acceptance=torch.cat([*acceptance], 1),  # [K, B]

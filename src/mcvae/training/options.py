@@ -27,7 +27,7 @@ _RESERVED = {
     "use_distributed_sampler": "batches are shared among processes already",
 }
 _LEAST = {"devices": -1, "num_nodes": 1, "accumulate_grad_batches": 1, "check_val_every_n_epoch": 1}
-"""Where Lightning itself has no words for less; -1 devices are all there are."""
+"""Least values that Lightning does not check itself; -1 devices are all there are."""
 
 
 def check_trainer(options: Mapping[str, Any]) -> None:

@@ -1,34 +1,27 @@
 """A training run from configuration to result: one folder, resumable at any epoch."""
 
-import logging
 import math
-import os
 import platform
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
-import warnings
 from contextlib import nullcontext, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import TensorBoardLogger
 
 import mcvae
-from mcvae._extras import needs_extra
 from mcvae.allocator import keep_memory, return_memory
-from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.randomness import seeded_generator
-from mcvae.data import Batches, DataError, Splits, load_data
+from mcvae.data import Batches, Splits
 from mcvae.data.registry import is_own
 from mcvae.models import Datum, Decoder, LatentVariableModel, VampPrior
-from mcvae.runs.config import TrainConfig, check, data_label, default_folder, read_config, resolve, write_config
+from mcvae.runs.config import TrainConfig, data_label, default_folder, read_config, write_config
 from mcvae.runs.interruption import Interruption
 from mcvae.runs.method import method_named
 from mcvae.runs.plain import RunError
@@ -47,8 +40,9 @@ from mcvae.training.callbacks import (
 )
 from mcvae.training.loading import build, load_run, save_model, snapshot_folder
 from mcvae.training.module import DivergedError, VariationalTraining
-from mcvae.training.options import check_trainer
+from mcvae.training.run_data import batches, prepare
 from mcvae.training.threads import threads_for
+from mcvae.training.trainer import build_trainer
 
 __all__ = ["BatchedImages", "build_trainer", "prepare", "train"]
 
@@ -61,7 +55,7 @@ class BatchedImages(LightningDataModule):
         self.images, self.config = images, config
 
     def train_dataloader(self) -> Batches:
-        """Batches of the current epoch; Lightning asks anew for every epoch."""
+        """Batches of the current epoch; Lightning asks again for every epoch."""
         assert self.trainer is not None
         return self._batches("train", self.trainer.current_epoch)
 
@@ -74,58 +68,6 @@ class BatchedImages(LightningDataModule):
         return batches(
             self.images, self.config, split, epoch=epoch, rank=self.trainer.global_rank, ranks=self.trainer.world_size
         )
-
-
-def batches(
-    images: Splits, config: TrainConfig, split: str, *, epoch: int | None = None, rank: int = 0, ranks: int = 1
-) -> Batches:
-    """Transformed batches of a split as a configuration wants them."""
-    pixels = images.split(split)[: config.data.limit]
-    transform = images.transform(config.data.transform)
-    size = config.data.batch_size
-    given = images.given_of(split)
-    return Batches(
-        pixels,
-        size,
-        transform,
-        seed=config.run.seed,
-        epoch=epoch,
-        rank=rank,
-        world_size=ranks,
-        given=None if given is None else given[: len(pixels)],
-    )
-
-
-def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Splits]:
-    """Load the data and settle everything that "auto" left open.
-
-    A configuration found in a run folder may be somebody else's: nothing is downloaded to the folder that it names.
-    """
-    check(config)
-    check_trainer(config.trainer)
-    download = trusted or config.data.root is None
-    wanted = config.data
-    if is_own(wanted.name):
-        wanted.name = str(Path(wanted.name).expanduser().absolute())  # the run is used from elsewhere, too
-    images = load_data(
-        wanted.name,
-        wanted.root,
-        validation=wanted.validation,
-        test=wanted.test,
-        size=wanted.size,
-        kind=wanted.kind,
-        split_seed=wanted.split_seed,
-        condition=wanted.condition,
-        download=download,
-    )
-    found = images.fingerprint() if is_own(wanted.name) or images.note else None
-    if wanted.fingerprint is not None and wanted.fingerprint != found:
-        raise DataError(
-            f"{wanted.name} has changed since the run was trained: its rows would be split otherwise, and the test set "
-            "would hold what was trained on. Restore the data, or train again."
-        )
-    wanted.fingerprint = found
-    return resolve(config, images.shape, images.kind, images.levels), images
 
 
 def train(config: TrainConfig | None = None, *, resume: str | Path | None = None, trusted: bool = True) -> Path:
@@ -155,48 +97,44 @@ def train(config: TrainConfig | None = None, *, resume: str | Path | None = None
         home = RunFolder(resume)
         check_links(home.path)
         config, images = prepare(read_config(home.path), trusted=False)
-        if _finished(home.path):
+        if (home.path / "result.json").exists() and read_result(home.path).status == "finished":
             restored = _restore(home, config, images)
             more = "Its lost weights are restored." if restored else "Nothing to do."
             print(f"{home.place} is finished: {config.run.epochs} epochs. {more}")
             return home.path
     parts = _assemble(config, images, home, trusted=trusted and resume is None)
-    with hold(home.path, "training", home.place) if parts.trainer.is_global_zero else nullcontext():
-        if resume is None and parts.trainer.is_global_zero:  # other processes of a distributed run come here, too
+    first = parts.trainer.is_global_zero  # of the processes of a distributed run, which all come here
+    with hold(home.path, "training", home.place) if first else nullcontext():
+        if resume is None and first:
             _create(home, config)
         checkpoint = latest_checkpoint(home.path) if resume is not None else None
         try:
-            _fit(parts, BatchedImages(images, config), checkpoint, home)
+            _fit(parts, checkpoint)
         except DivergedError as error:
-            _give_up(parts, config, home, str(error))
+            _give_up(parts, str(error))
         except Exception:
-            if resume is None and parts.trainer.is_global_zero:
+            if resume is None and first:
                 _discard(home)
             raise
-        if parts.trainer.is_global_zero:
-            _conclude(parts, config, images, home)
+        if first:
+            _conclude(parts)
     return home.path
 
 
 class _Parts(NamedTuple):
     """What a training consists of."""
 
+    config: TrainConfig
+    images: Splits
+    home: RunFolder
     trainer: Trainer
     module: VariationalTraining
     metrics: Metrics
     pictures: Pictures
 
-    @property
-    def model(self) -> LatentVariableModel:
-        return self.module.model
-
-    @property
-    def objective(self) -> AnnealedEstimator:
-        return self.module.objective
-
 
 _STARTING_ROWS = 10_000
-"""Training data that a likelihood may look at to see where to start."""
+"""Most training data that likelihood and prior are initialised from."""
 
 
 def _datum(data: Splits) -> Datum:
@@ -204,7 +142,7 @@ def _datum(data: Splits) -> Datum:
 
 
 def _start(model: LatentVariableModel, images: Splits, config: TrainConfig) -> None:
-    """Let likelihood, prior and conditions take from training data where to start."""
+    """Initialise likelihood, prior and conditions from training data."""
     rows = images.train[:_STARTING_ROWS]
     data = images.transform(config.data.transform)(rows, seeded_generator("start", config.run.seed))
     if isinstance(model.decoder, Decoder):
@@ -257,15 +195,14 @@ def _assemble(config: TrainConfig, images: Splits, home: RunFolder, *, trusted: 
             f"--data.batch_size counts the {images.unit} of all processes and must be a multiple of their number, "
             f"{trainer.world_size}; got {config.data.batch_size}."
         )
-    return _Parts(trainer, module, metrics, pictures)
+    return _Parts(config, images, home, trainer, module, metrics, pictures)
 
 
 def _try(config: TrainConfig, images: Splits) -> Path:
-    """Lightning's fast_dev_run: a few batches to see that everything works, of which nothing is kept."""
+    """Run a few batches (Lightning's fast_dev_run) to see that everything works, and keep nothing of it."""
     with tempfile.TemporaryDirectory(prefix="mcvae-trial-") as folder:
-        home = RunFolder(folder)
-        _fit(_assemble(config, images, home, trusted=True), BatchedImages(images, config), None, home)
-    print("The trial ran to its end; nothing of it is kept. Train without --trainer.fast_dev_run.")
+        _fit(_assemble(config, images, RunFolder(folder), trusted=True), None)
+    print("The trial succeeded, and nothing of it is kept. To train, leave out --trainer.fast_dev_run.")
     return Path(config.run.folder or folder)
 
 
@@ -281,7 +218,7 @@ def _create(home: RunFolder, config: TrainConfig) -> None:
 
 
 def _discard(home: RunFolder) -> None:
-    """Remove what a run has left that failed in its first epoch, so that the corrected command can be given."""
+    """Remove the files of a run that failed in its first epoch, so that the corrected command can be run."""
     if (home.path / "checkpoints").exists():
         return
     for name in ("config.yaml", ".training.lock"):
@@ -291,10 +228,6 @@ def _discard(home: RunFolder) -> None:
         home.path.rmdir()  # only if nothing else is in it
     with suppress(RunError):
         home.push()
-
-
-def _finished(folder: Path) -> bool:
-    return (folder / "result.json").exists() and read_result(folder).status == "finished"
 
 
 def _restore(home: RunFolder, config: TrainConfig, images: Splits) -> bool:
@@ -333,62 +266,16 @@ def _pictures(folder: Path, images: Splits, config: TrainConfig) -> Pictures:
     source = "validation" if len(images.validation) else "train"
     shown = next(iter(batches(images, config, source)))
     if images.kind != "pixels" or config.data.transform == "keep" or images.given is not None:
-        shown = shown[:0]  # not to be seen as a picture
+        shown = shown[:0]  # it cannot be shown as a picture
     return Pictures(folder, shown, config.run.pictures_every, config.run.seed)
 
 
-def build_trainer(config: TrainConfig, folder: Path, callbacks: list[Any]) -> Trainer:
-    """Lightning's Trainer with our defaults and the user's options."""
-    check_trainer(config.trainer)
-    logs = config.trainer.get("logger", True)
-    options: dict[str, Any] = {
-        "max_epochs": config.run.epochs,
-        "log_every_n_steps": config.run.log_every,
-        "enable_model_summary": False,
-        "enable_progress_bar": sys.stderr.isatty(),
-        "num_sanity_val_steps": 0,
-        "inference_mode": False,  # chains need scores in validation, too
-        "reload_dataloaders_every_n_epochs": 1,
-        "use_distributed_sampler": False,
-        "default_root_dir": folder,
-        **config.trainer,
-        "logger": _logger(config, folder) if logs else False,
-    }
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    known_noise = (".*does not have many workers.*", ".*LeafSpec.*", ".*smaller than the logging interval.*")
-    for noise in (*known_noise, ".*sync_dist=True.*"):  # what is logged has been pooled over processes
-        warnings.filterwarnings("ignore", message=noise)
-    try:
-        return Trainer(**options, callbacks=callbacks, plugins=[AtomicCheckpoints()])
-    except (TypeError, RuntimeError, AssertionError) as error:
-        raise ValueError(f"Lightning refuses these --trainer options: {' '.join(str(error).split())}") from error
-
-
-def _logger(config: TrainConfig, folder: Path) -> Any:
-    """Where curves are written."""
-    from lightning.pytorch import loggers
-
-    with needs_extra(f"--run.logger {config.run.logger}"):
-        if config.run.logger in ("wandb", "mlflow"):
-            import_module(config.run.logger)  # Lightning's own error names no package
-        if config.run.logger == "wandb":
-            return loggers.WandbLogger(name=folder.name, save_dir=folder, project="mcvae")
-        if config.run.logger == "mlflow":
-            place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
-            return loggers.MLFlowLogger(
-                "mcvae", run_name=folder.name, tracking_uri=place, artifact_location=str(folder.absolute() / "mlflow")
-            )
-    if config.run.logger == "csv":
-        return loggers.CSVLogger(folder, name="", version="curves")
-    return TensorBoardLogger(folder, name="", version="tensorboard")
-
-
-def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunFolder) -> None:
+def _fit(parts: _Parts, checkpoint: Path | None) -> None:
     """Fit; a Ctrl-C or SIGTERM leaves a run that can be resumed, and says how."""
-    trainer, interrupted = parts.trainer, False
+    config, images, home, trainer, interrupted = parts.config, parts.images, parts.home, parts.trainer, False
     if checkpoint is not None:
         state = AtomicCheckpoints().load_checkpoint(checkpoint, map_location="cpu")["state_dict"]
-        _load(parts.module, state, checkpoint)  # before Lightning does, which has no words for a wrong one
+        _load(parts.module, state, checkpoint)  # before Lightning does, whose error would not help
         if trainer.is_global_zero:
             (home.path / "result.json").unlink(missing_ok=True)  # of a run that diverged
 
@@ -402,7 +289,8 @@ def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunF
         earlier.check()
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with threads_for(data.config.data.batch_size * data.images.train[:1].numel()):
+        with threads_for(config.data.batch_size * images.train[:1].numel()):
+            data = BatchedImages(images, config)
             trainer.fit(parts.module, data, ckpt_path=str(checkpoint) if checkpoint else None)
     except (KeyboardInterrupt, SystemExit):
         interrupted = True
@@ -414,8 +302,9 @@ def _fit(parts: _Parts, data: BatchedImages, checkpoint: Path | None, home: RunF
         raise SystemExit(130)
 
 
-def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolder) -> None:
+def _conclude(parts: _Parts) -> None:
     """Write the result, if training has reached its end."""
+    config, images, home, model = parts.config, parts.images, parts.home, parts.module.model
     rows, place = parts.metrics.rows, home.place
     reached = rows[-1]["epoch"] if rows else 0
     stopped = any(isinstance(c, EarlyStopping) and c.wait_count >= c.patience for c in _callbacks(parts.trainer))
@@ -424,17 +313,17 @@ def _conclude(parts: _Parts, config: TrainConfig, images: Splits, home: RunFolde
         print(f"{place}: stopped after epoch {reached} of {config.run.epochs}. Continue: {again}")
         return
     if rows[-1]["train_bound"] == "":
-        _give_up(parts, config, home, f"no step of epoch {reached} had a finite loss and gradient: all were skipped.")
+        _give_up(parts, f"no step of epoch {reached} had a finite loss and gradient: all were skipped.")
     if rows[-1]["val_bound"] != rows[-1]["val_bound"]:  # NaN: the weights are ruined; one bad chain would give -inf
-        _give_up(parts, config, home, f"the bound of validation {images.unit} cannot be evaluated any more.")
+        _give_up(parts, f"the bound of validation {images.unit} cannot be evaluated any more.")
     validated = [row["val_bound"] for row in rows if row["val_bound"] != ""]
     if stopped and not any(map(math.isfinite, validated)):  # nothing was there to improve on
-        _give_up(parts, config, home, f"the bound of validation {images.unit} was finite in no epoch.")
-    _choose_weights(parts, config, home)
-    parts.model.float()  # whatever --trainer.precision was
-    save_model(home.path, parts.model, parts.objective, config, images)
-    paths = parts.pictures.draw(parts.model)
-    write_result(home.path, _result(parts, config, pictures=[str(path.relative_to(home.path)) for path in paths]))
+        _give_up(parts, f"the bound of validation {images.unit} was finite in no epoch.")
+    _choose_weights(parts)
+    model.float()  # whatever --trainer.precision was
+    save_model(home.path, model, parts.module.objective, config, images)
+    pictures = [str(path.relative_to(home.path)) for path in parts.pictures.draw(model)]
+    write_result(home.path, _result(parts, pictures=pictures))
     home.push()
     print(f"{place}: trained. Next: mcvae evaluate {shlex.quote(place)}")
 
@@ -443,32 +332,32 @@ def _callbacks(trainer: Trainer) -> list[Any]:
     return list(trainer.callbacks)  # type: ignore[attr-defined]
 
 
-def _choose_weights(parts: _Parts, config: TrainConfig, home: RunFolder) -> None:
-    """Those of the best epoch, or averaged ones, if the configuration says so."""
-    path = home.path / "checkpoints" / "best.ckpt"
+def _choose_weights(parts: _Parts) -> None:
+    """Take the weights of the best epoch, or averaged ones, if the configuration says so."""
+    run, path = parts.config.run, parts.home.path / "checkpoints" / "best.ckpt"
     averages = [c for c in _callbacks(parts.trainer) if isinstance(c, AveragedWeights)]
-    if (config.run.keep == "best" or config.run.patience) and path.exists():
+    if (run.keep == "best" or run.patience) and path.exists():
         checkpoint = AtomicCheckpoints().load_checkpoint(path, map_location="cpu")
         _load(parts.module, checkpoint["state_dict"], path)
         for average in averages:
             average.load_state_dict(checkpoint["callbacks"][average.state_key])
-        print(f"{home.place}: the weights are those after epoch {checkpoint['epoch'] + 1}, the best.")
+        print(f"{parts.home.place}: the weights are those after epoch {checkpoint['epoch'] + 1}, the best.")
     for average in averages:
         average.put(parts.module)
 
 
-def _give_up(parts: _Parts, config: TrainConfig, home: RunFolder, reason: str) -> None:
+def _give_up(parts: _Parts, reason: str) -> None:
     """Say in the folder that the run diverged, and raise the error."""
     if parts.trainer.is_global_zero:
-        write_result(home.path, _result(parts, config, status="diverged", reason=reason))
+        write_result(parts.home.path, _result(parts, status="diverged", reason=reason))
         with suppress(RunError):
-            home.push()
+            parts.home.push()
     advice = "" if "try --" in reason else " Try --method.step_size 0.001 or --optimizer.learning_rate 0.0003."
-    raise DivergedError(f"{home.place} diverged: {reason}{advice}")
+    raise DivergedError(f"{parts.home.place} diverged: {reason}{advice}")
 
 
-def _result(parts: _Parts, config: TrainConfig, **more: Any) -> RunResult:
-    rows = parts.metrics.rows
+def _result(parts: _Parts, **more: Any) -> RunResult:
+    config, rows = parts.config, parts.metrics.rows
     return RunResult(
         data=data_label(config.data.name),
         transform=config.data.transform,
@@ -477,7 +366,7 @@ def _result(parts: _Parts, config: TrainConfig, **more: Any) -> RunResult:
         method=config.method.name,
         num_steps=config.method.num_steps,
         schedule=config.method.schedule or "linear",
-        num_samples=parts.objective.num_samples,
+        num_samples=parts.module.objective.num_samples,
         evaluations=method_named(config.method.name).cost(config.method),
         seed=config.run.seed,
         epochs=config.run.epochs,

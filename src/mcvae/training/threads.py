@@ -1,4 +1,4 @@
-"""How many threads torch should take: one where batches are small, and no more than the cores that are free."""
+"""How many threads torch should use: one for small batches, and no more than there are idle cores."""
 
 import os
 import time
@@ -12,10 +12,10 @@ __all__ = ["free_cores", "recall_threads", "threads_for"]
 
 @contextmanager
 def threads_for(values: int | None = None) -> Iterator[None]:
-    """Choose the number of threads for batches of so many values, or of many, unless the user chose it.
+    """Choose the number of threads for batches of `values` numbers, large if None, unless the user chose it.
 
-    On small batches a second thread costs more than it saves. If something else keeps a core, two threads wait for each
-    other, and one is faster.
+    On small batches a second thread costs more than it saves. If another process keeps a core busy, two threads wait
+    for each other, and one is faster.
     """
     before = torch.get_num_threads()
     if not _chosen_by_user():
@@ -28,7 +28,7 @@ def threads_for(values: int | None = None) -> Iterator[None]:
 
 
 def recall_threads(number: int | None) -> None:
-    """Take as many threads as a run had when it was interrupted: sums depend on it in their last digit."""
+    """Use as many threads as a run had when it was interrupted: the last digit of sums depends on it."""
     if number is not None and not _chosen_by_user():
         torch.set_num_threads(number)
 
@@ -36,7 +36,7 @@ def recall_threads(number: int | None) -> None:
 def free_cores(seconds: float = 0.25) -> int:
     """Cores that other processes have left idle for this time, at least one; all where the system does not say.
 
-    Processes with a low priority (`nice`) do not count as busy: they make way.
+    Processes of low priority (`nice`) do not count: they yield the core.
     """
     total = os.cpu_count() or 1
     before = _ticks()

@@ -11,7 +11,7 @@ from mcvae.models.likelihoods.interface import Datum, Likelihood
 __all__ = ["GaussianLikelihood", "fixed_gaussian", "gaussian_per_dimension", "learned_gaussian"]
 
 _LEAST = math.log(0.01)
-"""Of log σ, if learned for every column: one with ties or a constant has a density without limit."""
+"""Least log σ, if every column learns its own: on a constant column the density would grow without limit."""
 
 
 class GaussianLikelihood(Likelihood):
@@ -46,12 +46,12 @@ class GaussianLikelihood(Likelihood):
 
 
 def fixed_gaussian(datum: Datum, sigma: float) -> GaussianLikelihood:
-    """With one σ, which stays."""
+    """With one fixed σ."""
     return GaussianLikelihood(sigma, squashed=datum.kind == "pixels")
 
 
 def learned_gaussian(datum: Datum, sigma: float) -> GaussianLikelihood:
-    """With one σ, which is learned."""
+    """With one learned σ."""
     return GaussianLikelihood(sigma, learned=True, squashed=datum.kind == "pixels")
 
 

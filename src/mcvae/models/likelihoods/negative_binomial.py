@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, NegativeBinomial
 
-from mcvae.models.likelihoods.interface import Datum, Likelihood
-from mcvae.models.likelihoods.poisson import log_means
+from mcvae.models.likelihoods.interface import Datum
+from mcvae.models.likelihoods.poisson import CountLikelihood
 
 __all__ = ["NegativeBinomialLikelihood", "negative_binomial"]
 
 
-class NegativeBinomialLikelihood(Likelihood):
+class NegativeBinomialLikelihood(CountLikelihood):
     """Counts with mean μ = exp(output + log mean) and variance μ + μ²/r, with an r for every dimension, learned.
 
     Args:
@@ -21,16 +21,9 @@ class NegativeBinomialLikelihood(Likelihood):
     ([[1.0, 1.0]], [[2.0, 2.0]])
     """
 
-    log_mean: Tensor
-
     def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("log_mean", torch.zeros(shape))
+        super().__init__(shape)
         self.log_r = nn.Parameter(torch.zeros(shape))
-
-    def start(self, data: Tensor) -> None:
-        """Take the mean of every count."""
-        self.log_mean.copy_(log_means(data))
 
     def forward(self, output: Tensor) -> Distribution:
         """See `Likelihood`."""

@@ -6,10 +6,29 @@ from torch.distributions import Distribution, Independent, Poisson
 
 from mcvae.models.likelihoods.interface import Datum, Likelihood
 
-__all__ = ["PoissonLikelihood", "log_means", "poisson"]
+__all__ = ["CountLikelihood", "PoissonLikelihood", "poisson"]
 
 
-class PoissonLikelihood(Likelihood):
+class CountLikelihood(Likelihood):
+    """Counts whose log mean is the network's output plus that of the training data.
+
+    Args:
+        shape: of one datum.
+    """
+
+    log_mean: Tensor
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("log_mean", torch.zeros(shape))
+
+    def start(self, data: Tensor) -> None:
+        """Take the log mean of every count, as if half a count more had been seen: none is impossible."""
+        mean = (data.double().sum(0) + 0.5) / len(data)
+        self.log_mean.copy_(mean.log().to(torch.get_default_dtype()))
+
+
+class PoissonLikelihood(CountLikelihood):
     """Counts with rate exp(output + log mean): the network says by what factor a count differs from its mean.
 
     Args:
@@ -21,25 +40,10 @@ class PoissonLikelihood(Likelihood):
     [2.25, 8.25]
     """
 
-    log_mean: Tensor
-
-    def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("log_mean", torch.zeros(shape))
-
-    def start(self, data: Tensor) -> None:
-        """Take the mean of every count."""
-        self.log_mean.copy_(log_means(data))
-
     def forward(self, output: Tensor) -> Distribution:
         """See `Likelihood`."""
         rate = (output + self.log_mean).exp()
         return Independent(Poisson(rate, validate_args=False), output.dim() - 1)
-
-
-def log_means(data: Tensor) -> Tensor:
-    """Log mean of every count, as if half a count more had been seen: none is impossible."""
-    return ((data.double().sum(0) + 0.5) / len(data)).log().to(torch.get_default_dtype())
 
 
 def poisson(datum: Datum, sigma: float) -> PoissonLikelihood:
