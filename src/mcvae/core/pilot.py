@@ -155,13 +155,13 @@ def _fitted(
 
 
 def affordable_climbs(latent_dim: int, cost: int) -> int:
-    """How many climbs to modes cost no more than chains through 32 temperatures: at most four, perhaps none.
+    """How many climbs to modes cost no more than chains through 32 temperatures: at most 16, perhaps none.
 
     Args:
         latent_dim: a step of a climb takes one score more than this.
         cost: scores that chains take per datum and temperature.
     """
-    return min(4, 32 * cost // (FIT_STEPS * (latent_dim + 1)))
+    return min(16, 32 * cost // (FIT_STEPS * (latent_dim + 1)))
 
 
 def _check_settings(

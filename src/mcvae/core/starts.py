@@ -215,13 +215,15 @@ def fit(bridge: Bridge, *, num_starts: int = 1, max_rows: int = _MOST_ROWS, gene
 
     Args:
         bridge: the densities.
-        num_starts: climbs: from the centre of the initial distribution, then from samples of it.
+        num_starts: climbs: from the centre of the initial distribution, from samples of it, and from their mirror
+            images.
         max_rows: latents that one evaluation may hold.
         generator: source of the samples.
     """
-    starts = centre(bridge.initial).unsqueeze(0)
-    if num_starts > 1:
-        starts = torch.cat([starts, draw(bridge.initial, (num_starts - 1,), generator)])
+    starts = middle = centre(bridge.initial).unsqueeze(0)
+    if num_starts > 1:  # a sample and its mirror image seldom lead to the same one of two modes
+        samples = draw(bridge.initial, (num_starts // 2,), generator)
+        starts = torch.cat([middle, samples, 2 * middle - samples])[:num_starts]
     modes = find_modes(bridge, starts, num_steps=FIT_STEPS, max_rows=max_rows)
     assert modes is not None
     log_mass, best = modes.log_mass.max(0)

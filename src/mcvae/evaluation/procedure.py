@@ -217,18 +217,19 @@ class _Runner:
             return
         assert self.first is not None
         num_steps = self.protocol.num_steps if self.chosen is None else self.chosen[0]
-        self.pilot = self._piloted("pilot", num_steps, self.tuning, self.protocol.start == "fitted")
+        found = self._piloted("pilot", num_steps, self.tuning, self.protocol.start == "fitted")
         bridge = self.bridge(self.first)
         self.max_rows = max(1, int(self.memory / bytes_per_row(bridge, self._generator("memory"))))
         if self.chosen is None:
-            self.chosen = self.pilot.estimator.num_steps, self.pilot.moved.double().tolist()
+            self.chosen = found.estimator.num_steps, found.moved.double().tolist()
         self.moved = self.chosen[1]
-        self.pilot = self.pilot._replace(moved=torch.full((), torch.nan))  # it is known for the pilot's data only
+        self.pilot = found._replace(moved=_UNKNOWN)
 
     @cached_property
     def plain(self) -> Pilot:
         """The plan for data that no Gaussian fits: from the encoder."""
-        return self._piloted("plain", self.pilot.estimator.num_steps, None, False)
+        found = self._piloted("plain", self.pilot.estimator.num_steps, None, False)
+        return found._replace(moved=_UNKNOWN)
 
     def _piloted(self, name: str, num_steps: int | Literal["auto"], tuning: Tuning | None, fitted: bool) -> Pilot:
         assert self.first is not None
@@ -467,6 +468,7 @@ class _Runner:
 
 
 _PILOT_DATA = 16
+_UNKNOWN = torch.full((), torch.nan)  # how far an estimate moved is known for the pilot's data only
 _LONGER = 8  # times the temperatures, for chains that run in reverse
 _BOUND_REPEATS = 10  # so that the noise of the chains does not drown the differences between methods
 _NUMERIC = COLUMNS[1:-1]
