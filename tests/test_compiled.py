@@ -169,6 +169,16 @@ def test_evidence_is_the_same_compiled():
     torch.testing.assert_close(found[1].log_evidence, found[0].log_evidence, rtol=0, atol=0.05)
 
 
+def test_second_derivatives_of_a_compiled_chain_are_refused():
+    """They would silently lack what happens inside the chain."""
+    objective = mcvae.recipes.l_mcvae(2, 2, step_sizes=mcvae.FixedStepSizes(2, 0.1), compile=True)
+    loc = torch.zeros(1, 2, requires_grad=True)
+    initial = Independent(Normal(loc, torch.ones(1, 2)), 1)
+    loss = objective(mcvae.Bridge(initial, lambda z: -(z**4).sum(-1))).loss.sum()
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(loss, loc, create_graph=True)
+
+
 def test_a_compiled_step_leaves_nothing_behind():
     def turn(fixed, carry, inputs):
         return ((carry[0] * fixed + inputs[0]).exp(),), ()  # its gradient needs what it returns

@@ -349,6 +349,16 @@ def test_a_set_is_certified_or_told_how_far_it_is():
     assert coarse["remaining"] > 1
 
 
+def test_noise_alone_earns_no_certificate():
+    """Bounds 20 ± 17 nats apart contradict nothing, and confirm nothing."""
+    from mcvae.evaluation import Certificate
+
+    small = torch.full((16,), 0.01)
+    wide = Certificate.of(small, small, {"gap": 19.8, "gap_se": 16.7})
+    assert wide.verdict([()] * 16, 0.1).startswith("no contradiction found, but the bounds allow 53.20 nat")
+    assert Certificate.of(small, small, {"gap": 0.2, "gap_se": 0.1}).verdict([()] * 16, 0.1).startswith("converged;")
+
+
 def test_noise_is_no_alarm():
     """Changes that average to nothing: their mean size exceeds the tolerance, their mean does not."""
     from mcvae.evaluation import Certificate

@@ -270,3 +270,27 @@ def test_simulating_a_model_that_does_not_know_its_latent_dimension():
     model = mcvae.LatentVariableModel(lambda x: ONE, lambda z: Independent(Normal(z, 1.0), 1))
     with pytest.raises(ValueError, match="simulate needs latent_dim"):
         model.simulate(3, generator=generator())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mcvae.recipes.l_mcvae(3, schedule="sigmoid"), "a class such as mcvae.SigmoidSchedule"),
+        (lambda: mcvae.recipes.l_mcvae(2.5), "whole number, got 2.5"),
+        (lambda: mcvae.recipes.l_mcvae(2, step_sizes=0.1), "mcvae.FixedStepSizes"),
+        (lambda: mcvae.recipes.l_mcvae(2, bound="iwae"), "mcvae.renyi"),
+        (lambda: mcvae.renyi("a"), "alpha must be a number"),
+        (lambda: mcvae.bayes_factor(1, 2), "estimate_log_evidence"),
+        (lambda: mcvae.estimate_log_evidence(lambda z: None, ONE), "must return a tensor, got NoneType"),
+        (lambda: mcvae.estimate_log_evidence(lambda z: z.detach().numpy().sum(-1), ONE), "got ndarray"),
+    ],
+)
+def test_a_part_of_the_wrong_kind(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_an_unknown_protocol():
+    model = mcvae.LatentVariableModel(lambda x: ONE, lambda z: ONE)
+    with pytest.raises(ValueError, match="thorough"):
+        mcvae.evaluate(model, torch.zeros(1, 2), protocol="foo")

@@ -233,3 +233,73 @@ def test_a_chain_has_the_same_gradients(memory):
         results.append([loss.detach(), *torch.autograd.grad(loss, list(network.parameters()))])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+class Trap(nn.Module):
+    """A convolution, and something around it that an exchange of operators may get wrong."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.layer, self.call = nn.Conv2d(2, 4, 3, padding=1), call
+
+    def forward(self, x):
+        return self.call(self.layer, x)
+
+
+def without_graph(layer, x):
+    with torch.no_grad():
+        large = F.interpolate(x, scale_factor=2)
+    return layer(large) + x.sum()
+
+
+def with_hook(layer, x):
+    large = F.interpolate(x, scale_factor=2)
+    large.register_hook(lambda gradient: 3 * gradient)
+    return layer(large)
+
+
+TRAPS = {
+    "a factor of 4.4": lambda layer, x: layer(F.interpolate(x, scale_factor=4.4)),
+    "a factor of 2.2, exact": lambda layer, x: layer(F.interpolate(x, scale_factor=2.2, mode="nearest-exact")),
+    "upsampled without a graph": without_graph,
+    "a hook on the upsampled image": with_hook,
+    "part of an image, flattened": lambda layer, x: layer(x).chunk(2, 1)[0].view(len(x), -1),
+    "one image, flattened": lambda layer, x: layer(x)[0].view(-1),
+    "a view of a view": lambda layer, x: layer(x).view(len(x), 2, 2, *x.shape[2:]).view(len(x), -1),
+    "the shape of another": lambda layer, x: layer(x).view_as(torch.empty(len(x), 4 * x[0, 0].numel())),
+    "strides of a transposed image": lambda layer, x: (layer(x).sum() + x.transpose(2, 3)).as_strided((2, 2), (4, 1)),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_values_and_gradients_survive(name):
+    torch.manual_seed(0)
+    plain = Trap(TRAPS[name])
+    fast, results = optimized(plain), []
+    for network in (plain, fast):
+        x = torch.randn(3, 2, 2, 2, generator=generator()).requires_grad_()
+        output = network(x)
+        results.append((output, *torch.autograd.grad(output.square().sum(), x)))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-10)
+
+
+def test_distributions_come_out_in_the_usual_layout():
+    network = optimized(Trap(lambda layer, x: Independent(Normal(layer(x), layer(x).exp()), 3)))
+    assert network(torch.randn(3, 2, 4, 4)).mean.view(3, -1).shape == (3, 64)
+
+
+def test_inference_tensors_parametrised_layers_and_a_report_of_its_own():
+    with torch.inference_mode():
+        x = torch.randn(1, 2, 4, 4)
+    with torch.no_grad():
+        assert optimized(Trap(lambda layer, x: layer(F.interpolate(x, scale_factor=2))))(x).shape == (1, 4, 8, 8)
+    layer = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 4, 3))
+    x = torch.randn(1, 2, 4, 4)
+    assert torch.allclose(optimized(layer)(x), layer(x))
+    own = nn.Linear(2, 2)
+    own.report = print
+    with pytest.raises(ValueError, match="attribute `report`"):
+        optimized(own)
+    with pytest.raises(TypeError, match="needs an nn.Module, got function"):
+        optimized(lambda x: x)

@@ -151,3 +151,27 @@ def test_recipes_find_the_latent_dimension_when_they_adapt(recipe):
     assert torch.equal(fresh.step_sizes(), told.step_sizes())
     with pytest.raises(RuntimeError, match="size mismatch"):
         build(3, 4).load_state_dict(found.state_dict())
+
+
+class Detached(mcvae.RelativeStepSizes):
+    """The named wrong version: the bound depends on q's scales through the step sizes, the gradient does not."""
+
+    def forward(self, initial=None):
+        return super().forward(initial).detach()
+
+
+@pytest.mark.parametrize("kind", [mcvae.RelativeStepSizes, Detached])
+def test_the_gradient_knows_that_relative_steps_follow_the_scales(kind):
+    kernel = mcvae.ula()
+    objective = estimator(kind(mcvae.FixedStepSizes(3, 0.2), kernel.step_unit), kernel)
+
+    def loss(log_scale):
+        initial = Independent(Normal(torch.zeros(6, 2), log_scale.exp().expand(6, 2)), 1)
+        bridge = mcvae.Bridge(initial, lambda z: -(z - 0.5).square().sum(-1))
+        return objective(bridge, generator=generator()).loss.mean()
+
+    log_scale = torch.tensor(0.3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(loss(log_scale), log_scale)
+    with torch.no_grad():
+        difference = (loss(log_scale + 1e-5) - loss(log_scale - 1e-5)) / 2e-5
+    assert bool(torch.isclose(gradient, difference, rtol=1e-5)) == (kind is mcvae.RelativeStepSizes)

@@ -1,6 +1,7 @@
 """A verdict is an estimator, too: tested where the truth is known and the start is good, bad or hopeless."""
 
 import json
+import math
 import sys
 from types import SimpleNamespace
 
@@ -73,6 +74,28 @@ def test_a_start_around_a_mode_is_found_for_correlated_densities():
     assert (covariance - correlated(20, 0.99).covariance_matrix[0]).abs().max() < 0.5
 
 
+@pytest.mark.parametrize("casts_a_net", [True, False])
+def test_a_narrow_mode_far_away_is_noticed(monkeypatch, casts_a_net):
+    """Half of the mass lies 15 away, in a mode of a 2.5th of the width. Chains alone, the wrong version, miss it."""
+    from mcvae.core import checks
+
+    if not casts_a_net:
+        monkeypatch.setattr(checks, "_pulled_away", lambda wide, latents, *rest: latents[:0])
+    centre = torch.full((5,), 15 / 5**0.5)
+
+    def log_joint(z):
+        near, far = Normal(0.0, 1.0).log_prob(z).sum(-1), Normal(centre, 0.4).log_prob(z).sum(-1)
+        return torch.logaddexp(near, far) - math.log(2)
+
+    initial = Independent(Normal(torch.zeros(1, 5), torch.full((1, 5), 1.5)), 1)
+    converged = 0
+    for seed in range(4):
+        evidence = mcvae.estimate_log_evidence(log_joint, initial, seed=seed)
+        wrong = evidence.log_evidence.abs() > 5 * evidence.standard_error
+        converged += int((evidence.converged & wrong).any())
+    assert (converged == 0) == casts_a_net
+
+
 def test_few_evaluations_are_enough_for_a_regression():
     """A tenth of the 9,800 evaluations that it took from the prior without a fit."""
     density = CORPUS["linear regression"]
@@ -85,6 +108,15 @@ def test_few_evaluations_are_enough_for_a_regression():
     evidence = mcvae.estimate_log_evidence(counted, density.initial, seed=0)
     assert evidence.standard_error.item() < 0.1
     assert len(calls) < 980
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scales_from_a_hundredth_to_ten_are_a_mode_in_either_precision(dtype):
+    scale = torch.logspace(-2, 1, 6, dtype=dtype)
+    initial = Independent(Normal(torch.zeros(1, 6, dtype=dtype), torch.full((1, 6), 3.0, dtype=dtype)), 1)
+    evidence = mcvae.estimate_log_evidence(lambda z: Normal(1.0, scale).log_prob(z).sum(-1), initial, seed=0)
+    assert evidence.converged.all()
+    assert evidence.log_evidence.abs().item() < 5 * evidence.standard_error.item() + 0.01
 
 
 def test_a_tuning_with_a_start_is_used_again(tmp_path):

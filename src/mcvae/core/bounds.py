@@ -42,6 +42,8 @@ def renyi(alpha: float) -> Bound:
     >>> renyi(0.0)(torch.tensor([[0.5], [0.5]]))
     tensor([0.5000])
     """
+    if not isinstance(alpha, float | int):
+        raise TypeError(f"alpha must be a number, got {alpha!r}.")
     return elbo if alpha == 1 else _Renyi(alpha)
 
 

@@ -17,7 +17,7 @@ from mcvae.core.bridge import Bridge, NonFiniteDensityError, Point, State, Step
 from mcvae.core.diagnostics import effective_sample_size, standard_error
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.kernels import Kernel, hmc
-from mcvae.core.randomness import standard_normal
+from mcvae.core.randomness import draw, standard_normal
 from mcvae.core.schedules import FixedSchedule
 from mcvae.core.scores import LogDensity
 from mcvae.core.starts import Frame, Modes, Widened, find_modes
@@ -94,7 +94,8 @@ def check(
     modes = None
     if kernel.uses_score:
         farthest = farthest if frame is None else frame.to_latents(farthest)
-        modes = find_modes(bridge, torch.cat([_heaviest(latents, log_weights), farthest, highest.latents]))
+        pulled = _pulled_away(wide, latents, log_weights, generator)
+        modes = find_modes(bridge, torch.cat([_heaviest(latents, log_weights), farthest, highest.latents, pulled]))
         second = _second(bridge, second, modes, kernel, (log_evidence, error), generator)
     return Checks(
         *second,
@@ -105,6 +106,31 @@ def check(
 
 
 _MOST_ROUNDS = 6
+
+
+def _pulled_away(wide: Bridge, latents: Tensor, log_weights: Tensor, generator: Generator | None) -> Tensor:
+    """Of many samples of the wider start, the four highest outside the chains' bulk whose score leads away from it.
+
+    A narrow mode is seldom met by a chain, but its slopes reach far: `[4, B, D]`.
+    """
+    batch, dim = latents.shape[1:]
+    z, log_p, score = list[Tensor](), list[Tensor](), list[Tensor]()
+    for _ in range(8):
+        point = wide.evaluate(draw(wide.initial, (max(8, _NET // (8 * batch)),), generator), with_score=True)
+        assert point.score_p is not None
+        z, log_p, score = [*z, point.z], [*log_p, point.log_p], [*score, point.score_p]
+    samples, height, slope = torch.cat(z), torch.cat(log_p), torch.cat(score)
+    share = log_weights.softmax(0).unsqueeze(-1).to(latents)
+    mean = (share * latents).sum(0)
+    scale = (share * (latents - mean).square()).sum(0).sqrt().clamp(min=1e-30)
+    outwards = (samples - mean) / scale
+    away = ((slope * scale * outwards).sum(-1) > 0) & (outwards.norm(dim=-1) > dim**0.5 + 2)
+    rank = torch.where(away, height, -torch.inf).nan_to_num(nan=-torch.inf)
+    rows = rank.topk(4, 0).indices.unsqueeze(-1)
+    return samples.gather(0, rows.expand(-1, -1, dim))
+
+
+_NET = 32768  # samples, shared by all data and evaluated in eight portions
 
 
 def _climbing(change: Tensor, far: Tensor) -> bool:
@@ -207,7 +233,7 @@ def _around(ended: Tensor, log_weights: Tensor, generator: Generator | None) -> 
     return mean + 1.2 * scale * standard_normal(ended.new_empty(number, *ended.shape[1:]), generator)
 
 
-_NET = 8192  # points over all data, without scores: as many as 64 chains see at 40 temperatures
+_NET = 32768  # points over all data, without scores: as many as 64 chains see at 40 temperatures
 
 
 def _strays(found: Tensor, alive: Tensor, ended: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,6 +71,7 @@ class AnnealedEstimator(nn.Module):
         compile: bool = False,
     ):
         super().__init__()
+        _check_parts(schedule, step_sizes, bound)
         kernels = [kernel] if isinstance(kernel, Kernel) else list(kernel)
         num_steps = schedule.num_steps
         if not isinstance(kernel, Kernel) and len(kernels) != num_steps:
@@ -216,6 +217,16 @@ class AnnealedEstimator(nn.Module):
             "compile": self.compiled is not None,
         }
         return ", ".join(f"{key}={value}" for key, value in names.items())
+
+
+def _check_parts(schedule: Any, step_sizes: Any, bound: Any) -> None:
+    """Refuse a word or a number where an object is meant, and say which."""
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule must be a Schedule such as mcvae.LinearSchedule(5), got {schedule!r}.")
+    if not isinstance(step_sizes, StepSizes):
+        raise TypeError(f"step_sizes must be StepSizes such as mcvae.FixedStepSizes(5, 0.1), got {step_sizes!r}.")
+    if not callable(bound):
+        raise TypeError(f"bound must be mcvae.elbo, mcvae.iwae, mcvae.renyi(alpha) or a function, got {bound!r}.")
 
 
 def _check_control_variate(control_variate: ControlVariate, bound: Bound, num_samples: int) -> None:

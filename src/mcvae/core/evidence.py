@@ -344,6 +344,8 @@ def bayes_factor(first: Evidence, second: Evidence) -> tuple[Tensor, Tensor]:
     >>> bool((factor - 1.0).abs() < 4 * error)
     True
     """
+    if not (isinstance(first, Evidence) and isinstance(second, Evidence)):
+        raise TypeError("a Bayes factor compares two results of estimate_log_evidence.")
     if first.log_evidence.shape != second.log_evidence.shape:
         raise ValueError(
             f"a Bayes factor compares two models on the same data, got {len(first.log_evidence)} and "

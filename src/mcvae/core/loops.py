@@ -350,6 +350,8 @@ class _Repeat(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():  # with create_graph=True
+            raise RuntimeError("a compiled chain has no second derivatives. Build the objective without compile=True.")
         graph, taken = ctx.graph, ctx.taken
         found, of_inputs = graph.backward(ctx.saved, ctx.saved_tensors[taken:], gradients)
         skipped = len(graph.layout.read)

@@ -103,7 +103,7 @@ def l_mcvae(
         kernel = Unadjusted(Langevin(), backward)
     return AnnealedEstimator(
         kernel,
-        schedule(num_steps, interior=interior),
+        _ladder(schedule, num_steps, interior),
         step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, target=0.9),
         num_samples=num_samples,
         bound=bound,
@@ -136,7 +136,7 @@ def a_mcvae(
     """
     return AnnealedEstimator(
         mala(),
-        schedule(num_steps, interior=True),
+        _ladder(schedule, num_steps, True),
         step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, target=0.8),
         num_samples=num_samples,
         bound=bound,
@@ -173,7 +173,7 @@ def uha(
     refreshment = PartialRefreshment(damping, learned=learned_damping) if damping > 0 else None
     return AnnealedEstimator(
         Unadjusted(Hamiltonian(num_leapfrog, refreshment=refreshment)),
-        schedule(num_steps, interior=interior),
+        _ladder(schedule, num_steps, interior),
         step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, 0.1, target=0.9),
         num_samples=num_samples,
         bound=bound,
@@ -345,7 +345,7 @@ def ais_hmc(
     """
     return AnnealedEstimator(
         hmc(num_leapfrog),
-        schedule(num_steps, interior=True),
+        _ladder(schedule, num_steps, True),
         step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, 0.1, target=0.8),
         num_samples=num_samples,
         bound=iwae_bound,
@@ -366,7 +366,7 @@ def _learned(
     """A kernel that is learned, with its temperatures and its step sizes."""
     return AnnealedEstimator(
         kernel,
-        schedule(num_steps, interior=interior),
+        _ladder(schedule, num_steps, interior),
         step_sizes
         if step_sizes is not None
         else RelativeStepSizes(LearnedStepSizes(num_steps, step_size), kernel.step_unit),
@@ -374,3 +374,11 @@ def _learned(
         bound=bound,
         compile=compile,
     )
+
+
+def _ladder(schedule: ScheduleFactory, num_steps: int, interior: bool) -> Schedule:
+    if not callable(schedule):
+        raise TypeError(f"schedule must be a class such as mcvae.SigmoidSchedule, got {schedule!r}.")
+    if not isinstance(num_steps, int):
+        raise TypeError(f"num_steps must be a whole number, got {num_steps!r}.")
+    return schedule(num_steps, interior=interior)

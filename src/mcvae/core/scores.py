@@ -86,8 +86,14 @@ def _is_gaussian(distribution: Any) -> bool:
     return type(distribution) is Independent and type(distribution.base_dist) is Normal
 
 
+def _tensor(value: Any, name: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must return a tensor, got {type(value).__name__}. Compute it with torch.")
+    return value
+
+
 def _with_graph(value: Tensor, name: str) -> Tensor:
-    if not value.requires_grad:
+    if not _tensor(value, name).requires_grad:
         raise ValueError(
             f"{name} must be differentiable in z by autograd, but its value has no graph. Did it call detach(), "
             "numpy() or item(), or run under torch.no_grad()?"
@@ -96,7 +102,7 @@ def _with_graph(value: Tensor, name: str) -> Tensor:
 
 
 def _checked(value: Tensor, z: Tensor, name: str) -> Tensor:
-    if value.shape != z.shape[:-1]:
+    if _tensor(value, name).shape != z.shape[:-1]:
         raise ValueError(
             f"{name} must map latents [S, B, D] = {list(z.shape)} to log densities [S, B] = {list(z.shape[:-1])}, "
             f"got {list(value.shape)}. Sum over the latent and data dimensions, and keep samples and batch apart."

@@ -120,7 +120,7 @@ class RelativeStepSizes(StepSizes):
         if initial is None:
             return values
         values = values.unsqueeze(-1) if values.dim() == 1 else values  # [K, 1] or [K, B]
-        unit = self.unit(standard_deviation(initial)).detach()
+        unit = self.unit(standard_deviation(initial))  # with its gradient: the bound depends on the scales in it
         return values.to(unit).unsqueeze(-1) * unit
 
     def update(self, trajectory: Trajectory) -> None:

@@ -65,7 +65,14 @@ class Certificate(NamedTuple):
             return f"no contradiction found{but}; bounds from both sides (simulated) could confirm it"
         if self.remaining <= tolerance:
             return f"converged, certified within {tolerance:g} nat{but}"
-        return f"converged{but}; certified within {self.remaining:.2f} nat, not {tolerance:g}"
+        if self.remaining <= _USEFUL * tolerance:
+            return f"converged{but}; certified within {self.remaining:.2f} nat, not {tolerance:g}"
+        allowed = f"{self.remaining:.2f} nat: raise simulated, or num_steps"
+        return f"no contradiction found{but}, but the bounds allow {allowed}"
+
+
+_USEFUL = 5
+"""Tolerances within which a certificate is worth the word "converged"; noise alone must not earn it."""
 
 
 def _figure(values: Tensor) -> Figure:

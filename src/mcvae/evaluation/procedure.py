@@ -107,6 +107,8 @@ def evaluate(
             'the protocol "serious" is now "thorough"; the old name will go.', DeprecationWarning, stacklevel=2
         )
         protocol = "thorough"
+    if isinstance(protocol, str) and protocol not in PROTOCOLS:
+        raise ValueError(f'protocol must be "thorough", "paper" or a Protocol, got {protocol!r}.')
     settings = PROTOCOLS[protocol] if isinstance(protocol, str) else protocol
     like = next(model.parameters(), torch.empty(0))
     runner = _Runner(model, objective, settings, kernel, tuning, compare_iwae, memory, seed, like)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn import functional as F  # noqa: N812 (the field's name for it)
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -33,7 +34,7 @@ def optimized(module: Module) -> Module:
     precision; one that directly follows a nearest-neighbour upsampling by 2, 4, … becomes one operator with it, which
     needs half the products or less; and on processors one with at most four output channels computes blocks of pixels
     as channels. A `view` of an image that has become impossible is taken of a copy, so do not
-    write into such a view and read the image afterwards.
+    write into such a view and read the image afterwards. Dropout draws another mask from the same seed.
 
     Args:
         module: a network with its `forward` in Python. For a model, optimise encoder and decoder.
@@ -50,9 +51,14 @@ def optimized(module: Module) -> Module:
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError("optimized needs a module whose forward is Python, got a ScriptModule. Optimise the original.")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"optimized needs an nn.Module, got {type(module).__name__}. Wrap a function in a module.")
     if isinstance(module.__dict__.get("forward"), _Forward):
         return module
-    fast = copy.copy(module)
+    if hasattr(module, "report"):
+        raise ValueError(f"{type(module).__name__} has an attribute `report`, where optimized puts its own. Rename it.")
+    fast = type(module).__new__(type(module))
+    fast.__dict__ = copy.copy(module.__dict__)
     forward = module.__dict__.get("forward", partial(type(module).forward, fast))
     report = Report()
     fast.report = report  # type: ignore[assignment]
@@ -81,7 +87,18 @@ class _Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _Exchange(self.report):
             output = self.forward(*args, **kwargs)
-        return pytree.tree_map_only(Tensor, Tensor.contiguous, output)
+        return pytree.tree_map(_contiguous, output)
+
+
+def _contiguous(output: Any) -> Any:
+    """A tensor, or a distribution with its parameters, in the layout that others expect."""
+    if isinstance(output, Tensor):
+        return output.contiguous()
+    if isinstance(output, Distribution):
+        for name, value in vars(output).items():
+            if isinstance(value, Tensor | Distribution):
+                setattr(output, name, _contiguous(value))
+    return output
 
 
 class _Exchange(TorchFunctionMode):
@@ -109,12 +126,16 @@ def _channels_last(report: Report, name: str, image: Tensor, weight: Tensor) -> 
 def _interpolate(report: Report, input: Tensor, *args: Any, **options: Any) -> Tensor:
     """Signature of `F.interpolate`; remember where the result came from."""
     result = F.interpolate(input, *args, **options)
-    mode = options.get("mode", args[2] if len(args) > 2 else "nearest")
+    given = dict(zip(("size", "scale_factor", "mode"), args, strict=False)) | options
+    mode, factor = given.get("mode", "nearest"), given.get("scale_factor")
     scale = [large // small for large, small in zip(result.shape[2:], input.shape[2:], strict=True)]
     exact = [n * s for n, s in zip(input.shape[2:], scale, strict=True)] == list(result.shape[2:])
+    if factor is not None and not given.get("recompute_scale_factor"):  # by 4.4, 2 pixels become 8, but not by fours
+        exact = exact and list(factor if isinstance(factor, list | tuple) else [factor] * len(scale)) == scale
     # Indices of nearest neighbours are rounded products; only with powers of two are they sure to be what they should.
     simple = all(s in (1, 2, 4, 8) for s in scale) and max(scale) > 1
-    if input.dim() == 4 and mode in ("nearest", "nearest-exact") and exact and simple and not result.is_inference():
+    nearest = input.dim() == 4 and mode in ("nearest", "nearest-exact")
+    if nearest and exact and simple and not (input.is_inference() or result.is_inference()):
         result._upsampled = input, scale, input._version, result._version  # type: ignore[attr-defined]
     else:
         report.left_alone[f"upsampling, {mode}, from {list(input.shape[2:])} to {list(result.shape[2:])}"] = None
@@ -137,7 +158,8 @@ def _convolve(
     if upsampled is not None:
         image, scale, *versions = upsampled
         pads = _symmetric(padding, weight) if (_pair(stride), _pair(dilation), groups) == ([1, 1], [1, 1], 1) else None
-        if pads is not None and versions == [image._version, input._version]:
+        watched = input.requires_grad != image.requires_grad or input._backward_hooks or input.retains_grad
+        if pads is not None and not watched and versions == [image._version, input._version]:
             name = f"upsampling by {scale[0]} × {scale[1]} and {name}"
             report.changed[f"{name}: one operator"] = None
             image, weight = _channels_last(report, name, image, weight)
@@ -173,18 +195,28 @@ def _convolve_transposed(report: Report, input: Tensor, weight: Tensor, *args: A
 
 
 def _viewed(report: Report, image: Tensor, *shape: Any, **options: Any) -> Tensor:
-    """Signature of `Tensor.view`, which cannot join the dimensions of an image with its channels last."""
-    if image.dim() == 4 and not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last):
-        try:
-            return image.view(*shape, **options)
-        except RuntimeError:
-            image = image.contiguous()
-    return image.view(*shape, **options)
+    """Signature of `Tensor.view`, which cannot join the dimensions of an image, or part of one, with channels last."""
+    try:
+        return image.view(*shape, **options)
+    except RuntimeError:
+        return image.contiguous().view(*shape, **options)
+
+
+def _viewed_as(report: Report, image: Tensor, other: Tensor) -> Tensor:
+    """Signature of `Tensor.view_as`."""
+    return _viewed(report, image, other.shape)
+
+
+def _viewed_as_complex(report: Report, image: Tensor) -> Tensor:
+    """Signature of `torch.view_as_complex`."""
+    return torch.view_as_complex(image if image.stride(-1) == 1 else image.contiguous())
 
 
 def _strided(report: Report, image: Tensor, *args: Any, **options: Any) -> Tensor:
     """Signature of `torch.as_strided`, whose meaning depends on the layout."""
-    return torch.as_strided(image.contiguous(), *args, **options)
+    if image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last):
+        image = image.contiguous()
+    return torch.as_strided(image, *args, **options)
 
 
 _REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
@@ -192,6 +224,8 @@ _REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
     torch.conv2d: _convolve,
     torch.conv_transpose2d: _convolve_transposed,
     Tensor.view: _viewed,
+    Tensor.view_as: _viewed_as,
+    torch.view_as_complex: _viewed_as_complex,
     torch.as_strided: _strided,
     Tensor.as_strided: _strided,
 }
