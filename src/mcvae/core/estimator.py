@@ -221,9 +221,9 @@ class AnnealedEstimator(nn.Module):
 
 def _check_parts(schedule: Any, step_sizes: Any, bound: Any) -> None:
     """Refuse a word or a number where an object is meant, and say which."""
-    if not isinstance(schedule, Schedule):
+    if not isinstance(schedule, nn.Module):
         raise TypeError(f"schedule must be a Schedule such as mcvae.LinearSchedule(5), got {schedule!r}.")
-    if not isinstance(step_sizes, StepSizes):
+    if not isinstance(step_sizes, nn.Module):
         raise TypeError(f"step_sizes must be StepSizes such as mcvae.FixedStepSizes(5, 0.1), got {step_sizes!r}.")
     if not callable(bound):
         raise TypeError(f"bound must be mcvae.elbo, mcvae.iwae, mcvae.renyi(alpha) or a function, got {bound!r}.")

@@ -114,15 +114,15 @@ def pilot(
     if fit and spacing == "adaptive" and fixed is None and kernel.accepts and kernel.uses_score:
         better = _fitted(bridge, tuned, shared, num_samples, generator)
     known = given.num_steps if given is not None else num_steps
+    knots = None if spacing == "adaptive" or isinstance(known, str) else min(known, 20)
     first = None
-    if better is not None and known == "auto" and better.length < _SHORT:
+    if better is not None and not shared and known == "auto" and better.length < _SHORT:
         first = tried(better, min(max_steps, _ENOUGH))
         if bool(first[1] < tolerance):
             return first[0]
-    knots = None if spacing == "adaptive" or isinstance(known, str) else min(known, 20)
     own = tune(bridge, tuned, spacing=spacing, num_knots=knots, generator=generator)
-    if better is not None and known != "auto":
-        return tried(better if better.length < own.length else own, max_steps)[0]
+    if shared and better is not None and better.length < own.length:  # whether the number of steps is known or not
+        return tried(better, max_steps)[0]
     second = tried(own, max_steps)
     return first[0] if first is not None and bool(first[1] < second[1]) else second[0]
 
