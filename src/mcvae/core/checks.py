@@ -111,8 +111,10 @@ _MOST_ROUNDS = 6
 def _pulled_away(wide: Bridge, latents: Tensor, log_weights: Tensor, generator: Generator | None) -> Tensor:
     """Of many samples of the wider start, the four highest outside the chains' bulk whose score leads away from it.
 
-    A narrow mode is seldom met by a chain, but its slopes reach far: `[4, B, D]`.
+    A narrow mode is seldom met by a chain, but its slopes reach far: `[4, B, D]`, or none if none leads away.
     """
+    if generator is not None:  # a stream of its own, whatever the other witnesses draw
+        generator = Generator(generator.device).manual_seed(generator.initial_seed() + 1)
     batch, dim = latents.shape[1:]
     z, log_p, score = list[Tensor](), list[Tensor](), list[Tensor]()
     for _ in range(8):
@@ -126,8 +128,12 @@ def _pulled_away(wide: Bridge, latents: Tensor, log_weights: Tensor, generator: 
     outwards = (samples - mean) / scale
     away = ((slope * scale * outwards).sum(-1) > 0) & (outwards.norm(dim=-1) > dim**0.5 + 2)
     rank = torch.where(away, height, -torch.inf).nan_to_num(nan=-torch.inf)
-    rows = rank.topk(4, 0).indices.unsqueeze(-1)
-    return samples.gather(0, rows.expand(-1, -1, dim))
+    best = rank.topk(4, 0)
+    found = samples.gather(0, best.indices.unsqueeze(-1).expand(-1, -1, dim))
+    if not bool((best.values > -torch.inf).any()):
+        return found[:0]
+    # where nothing leads away, climbs from far out would only get lost
+    return torch.where((best.values > -torch.inf).unsqueeze(-1), found, _heaviest(latents, log_weights)[:1].to(found))
 
 
 _NET = 32768  # samples, shared by all data and evaluated in eight portions
