@@ -1,5 +1,7 @@
 """Every likelihood is a density of the data it is for, starts from them, and trains."""
 
+import math
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ import mcvae
 from mcvae.models import Datum, build_model
 from mcvae.models.build import build_likelihood
 from mcvae.runs import likelihood as registry
-from mcvae.runs.likelihood import LIKELIHOODS, LikelihoodEntry
+from mcvae.runs.likelihood import LIKELIHOODS, LikelihoodEntry, bits_of_cell
 
 PAIRS = [(name, kind) for name, entry in LIKELIHOODS.items() for kind in entry.transforms]
 LEVELS = 6
@@ -47,6 +49,24 @@ def test_a_likelihood_is_normalised_and_has_the_mean_that_it_says(name, kind):
     if name != "logistic":
         assert abs(float((probabilities * values).sum() - p.mean)) < 1e-2
     assert abs(float(probabilities.sum() * 1.02) - 1) > 1e-4  # a wrong constant would be seen
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name, kind in PAIRS if kind == "pixels"])
+def test_bits_are_those_of_pixels_whatever_the_scale_of_the_density(name):
+    """2^−bits over the values of a pixel sums to 1; bits of the density alone would make it 256."""
+    transform = LIKELIHOODS[name].transforms["pixels"]
+    levels = {"bernoulli": 2, "categorical": LEVELS}.get(name, 256)
+    pixels = torch.arange(float(levels))
+    values = {"scale": pixels / 255, "dequantize": (pixels + 0.5) / 256}.get(transform, pixels)
+    if name.startswith("gaussian"):
+        p = torch.distributions.Normal(0.5, 0.05)  # nearly all of it between 0 and 1
+    else:
+        likelihood = built(name, "pixels", (1,))
+        p = likelihood(torch.zeros(1, likelihood.channels_per_channel))
+    bits = -p.log_prob(values.unsqueeze(1)) / math.log(2) + bits_of_cell(name, transform)
+    assert float((2**-bits).sum()) == pytest.approx(1, abs=1e-4)
+    assert bits_of_cell("gaussian", "standardize") is None
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)

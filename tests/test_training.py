@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -467,7 +468,9 @@ def test_celeba_in_its_canonical_layout_trains(tmp_path, monkeypatch):
     assert described["shape"] == [3, 64, 64]
     assert described["model"]["likelihood"] == "gaussian"
     options = {"spacing": "linear", "simulated": 0, "compare_iwae": False}
-    assert evaluate_run(run, num_steps=2, num_samples=2, **options).num_images == 5
+    found = evaluate_run(run, num_steps=2, num_samples=2, **options)
+    assert found.num_images == 5
+    assert found.bits_per_dim == pytest.approx(found.nll / (3 * 64 * 64 * math.log(2)) + math.log2(255))
 
 
 @pytest.fixture

@@ -123,6 +123,8 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
             "nll": (_known(found.nll), found.nll_se),
             "ess": (_known(found.ess), None),
         }
+        if found.bits_per_dim is not None:
+            measured["bits_per_dim"] = (found.bits_per_dim, None)
         if found.remaining is not None and found.verdict.startswith("converged"):
             measured["certificate"] = (found.remaining, None)
         for metric, (value, error) in measured.items():

@@ -156,7 +156,8 @@ def _stacked(label: str) -> str:
 
 
 def _scores(found: list[Summary], arrays: Arrays) -> Figure:
-    """Ours with error bars, the paper's as open rings, a panel per metric and epoch."""
+    """Ours with error bars, the paper's as open rings, a panel per metric in nats and epoch."""
+    found = [s for s in found if s.metric in ("negative_elbo", "nll", "nll_minus_vae")]
     columns, methods = unique((s.metric, s.epoch) for s in found), unique(s.method for s in found)[::-1]
     figure = Figure(figsize=(2.2 + 2.6 * len(columns), 1.6 + 0.3 * len(methods)))
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]

@@ -21,6 +21,7 @@ LABELS = {
     "nll": "NLL",
     "nll_minus_vae": "NLL − VAE's",
     "certificate": "NLL certified within",
+    "bits_per_dim": "bits/dim",
     "validation_negative_elbo": "validation −ELBO",
     "validation_nll": "validation NLL",
     "energy_distance": "energy distance",

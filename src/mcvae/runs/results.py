@@ -74,6 +74,7 @@ class EvaluationSummary:
     bias_se: float | None = None
     remaining: float | None = None
     bits_per_dim: float | None = None
+    """Of whole numbers, such as 8-bit pixels; None for real data."""
     unconverged: int | None = None
     active_units: int | None = None
     latent_dim: int | None = None

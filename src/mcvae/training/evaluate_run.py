@@ -15,6 +15,7 @@ from mcvae.core.tuning import Tuning
 from mcvae.data import Batches
 from mcvae.evaluation import PROTOCOLS, Evaluation, Protocol, evaluate, evenly_spaced, remove_saved, write_table
 from mcvae.runs.config import EvaluationSettings, read_config
+from mcvae.runs.likelihood import bits_of_cell
 from mcvae.runs.plain import RunError, write_atomically
 from mcvae.runs.results import (
     EvaluationSummary,
@@ -116,6 +117,8 @@ def _evaluate(
     )
     seconds = round(time.perf_counter() - begin, 2)
     told = {"unit": images.unit, "split": split, "seconds": seconds, "settings": settings.identity()}
+    cell, bits = bits_of_cell(config.model.likelihood, config.data.transform), evaluation.summary["bits_per_dim"]
+    told["bits_per_dim"] = None if cell is None else bits + cell
     summary = _summary(evaluation.summary | told)
     if shard != WHOLE:
         return summary
