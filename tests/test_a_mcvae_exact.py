@@ -181,6 +181,43 @@ def test_without_control_variate_the_signal_is_that_of_the_paper():
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
+def test_a_decision_does_not_change_what_was_predicted_before_it(bound):
+    """So the signal has mean 0 against it. A line through all data, the datum itself among them, fails."""
+    draws = torch.randn(4, 2, 6, generator=torch.Generator().manual_seed(0))
+    steps = StepRecord(torch.zeros(3, 2, 6), torch.zeros(3, 2, 6), draws[:3])
+
+    def predicted(log_weight):
+        value = mcvae.predicted(BOUNDS[bound], Trajectory(log_weight, None, None, None, steps=steps))
+        return value[:, 0, 2]  # of the first chain of the third datum
+
+    other_end, other_datum = draws[3].clone(), draws[3].clone()
+    other_end[0, 2] += 5
+    other_datum[0, 4] += 5
+    torch.testing.assert_close(predicted(other_end), predicted(draws[3]), rtol=1e-12, atol=1e-12)
+    assert (predicted(other_datum) - predicted(draws[3])).abs().min() > 1e-3
+
+
+def test_a_gain_that_is_a_line_in_what_was_reached_is_predicted():
+    reached = torch.randn(1, 1, 2000, generator=torch.Generator().manual_seed(0))
+    steps = StepRecord(torch.zeros_like(reached), torch.zeros_like(reached), reached)
+    found = mcvae.predicted(mcvae.elbo, Trajectory(7 + 0.4 * reached[0], None, None, None, steps=steps))
+    inside = reached.abs() < 2.5
+    torch.testing.assert_close(found[inside], (7 + 0.4 * reached)[inside], rtol=0, atol=0.02)
+    alone = StepRecord(*(values[..., :1] for values in steps))
+    one = mcvae.predicted(mcvae.elbo, Trajectory(reached[0, :, :1] + 7, None, None, None, steps=alone))
+    torch.testing.assert_close(one, reached[..., :1])  # a batch of one has nothing to learn from
+
+
+@pytest.mark.parametrize("broken", [-math.inf, math.nan])
+def test_a_chain_that_failed_does_not_spoil_the_prediction_of_others(broken):
+    reached, log_weight = torch.zeros(2, 1, 5), torch.full((1, 5), 3.0)
+    log_weight[0, 1] = reached[1, 0, 2] = broken
+    steps = StepRecord(torch.zeros_like(reached), torch.zeros_like(reached), reached)
+    found = mcvae.predicted(mcvae.elbo, Trajectory(log_weight, None, None, None, steps=steps))
+    torch.testing.assert_close(found[:, 0, [0, 3, 4]], torch.full((2, 3), 3.0))
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
 def test_leave_one_out_reduces_the_variance_of_the_gradient(bound):
     """One gradient per datum, 20,000 data that are all alike, evidence far from 1 as in every image model."""
     p = Parameters(2)

@@ -131,29 +131,39 @@ def test_a_choice_that_would_be_biased_is_refused_with_an_explanation(build, mes
         build()
 
 
-@pytest.mark.parametrize("num_samples", [2, 5])
-def test_one_stopped_chain_beats_leave_one_out_at_equal_cost_on_ppca(num_samples):
-    """Variance × cost of the gradient in θ, and agreement of the means, as in Section 4 of the paper."""
+def ppca_gradients(number, control_variate, *, off=0.3, step_size=0.02, num_data=20):
+    """Gradients in θ from 400 seeds, `[400, P]`, and a q whose mean is `off` deviations from the posterior's."""
     ppca = PPCA.random(10, 20, generator=generator(2))
-    x, _ = ppca.simulate(20, generator=generator(3))
+    x, _ = ppca.simulate(num_data, generator=generator(3))
     with torch.no_grad():
         posterior = ppca.posterior(x)
     scale = posterior.covariance_matrix.diagonal(dim1=-2, dim2=-1).sqrt()
-    q = Independent(Normal(posterior.mean + 0.3 * scale, 1.3 * scale), 1)
-    model = LatentVariableModel(lambda _: q, ppca)
-    parameters = [ppca.theta_0, ppca.theta_1]
+    q = Independent(Normal(posterior.mean + off * scale, 1.3 * scale), 1)
+    model, parameters = LatentVariableModel(lambda _: q, ppca), [ppca.theta_0, ppca.theta_1]
+    step_sizes = mcvae.FixedStepSizes(5, step_size)
+    objective = recipes.a_mcvae(5, 10, num_samples=number, control_variate=control_variate, step_sizes=step_sizes)
+    rows = []
+    for seed in range(400):
+        loss = objective(model.bridge(x), generator=generator(seed)).loss.mean()
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
+    return torch.stack(rows)
 
-    def samples(number, control_variate):
-        objective = recipes.a_mcvae(
-            5, 10, num_samples=number, control_variate=control_variate, step_sizes=mcvae.FixedStepSizes(5, 0.02)
-        )
-        rows = []
-        for seed in range(400):
-            loss = objective(model.bridge(x), generator=generator(seed)).loss.mean()
-            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
-        return torch.stack(rows)
 
-    one, many = samples(1, mcvae.stopped), samples(num_samples, mcvae.leave_one_out)
-    error = ((one.var(0) + many.var(0)) / 400).sqrt()
-    assert ((one.mean(0) - many.mean(0)).abs() < 5 * error).all()
+def assert_same_mean(one, other):
+    error = ((one.var(0) + other.var(0)) / len(one)).sqrt()
+    assert ((one.mean(0) - other.mean(0)).abs() < 5 * error).all()
+
+
+@pytest.mark.parametrize("num_samples", [2, 5])
+def test_one_stopped_chain_beats_leave_one_out_at_equal_cost_on_ppca(num_samples):
+    """Variance × cost of the gradient in θ, and agreement of the means, as in Section 4 of the paper."""
+    one, many = ppca_gradients(1, mcvae.stopped), ppca_gradients(num_samples, mcvae.leave_one_out)
+    assert_same_mean(one, many)
     assert one.var(0).sum() < num_samples * many.var(0).sum()
+
+
+def test_predicting_the_gain_reduces_the_variance_where_q_is_poor():
+    """There a chain gains much after any decision, and `stopped` takes all of that for the decision's merit."""
+    alone, compared = (ppca_gradients(1, way, off=2.0, step_size=0.05) for way in (mcvae.stopped, mcvae.predicted))
+    assert_same_mean(alone, compared)
+    assert compared.var(0).sum() < 0.5 * alone.var(0).sum()

@@ -40,6 +40,7 @@ from .core.evidence import (
 from .core.gradients import (
     leave_one_out as leave_one_out,
     no_control_variate as no_control_variate,
+    predicted as predicted,
     stopped as stopped,
     surrogate as surrogate,
 )

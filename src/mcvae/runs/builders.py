@@ -68,11 +68,15 @@ def _special(config: "MethodConfig", latent_dim: int, context_dim: int) -> dict[
     from mcvae.core.backward import GaussianBackward
 
     scale = (2 * (config.step_size or 0.01)) ** 0.5
-    control_variates = {"stopped": gradients.stopped, "leave-one-out": gradients.leave_one_out}
+    control_variates = {
+        "predicted": gradients.predicted,
+        "stopped": gradients.stopped,
+        "leave-one-out": gradients.leave_one_out,
+    }
     return {
         "context_dim": context_dim,
         "damping": config.damping,
         "friction": config.damping,
         "backward": GaussianBackward(latent_dim, context_dim, scale=scale) if config.backward == "learned" else None,
-        "control_variate": control_variates.get(config.control_variate or "stopped", gradients.no_control_variate),
+        "control_variate": control_variates.get(config.control_variate or "predicted", gradients.no_control_variate),
     }

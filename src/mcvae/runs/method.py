@@ -41,7 +41,7 @@ class MethodConfig:
             (relative), or fixed.
         backward: backward kernels of l-mcvae: the reversal of the move, or a learned Gaussian.
         damping: share of the momentum that survives a move of uha; friction, where it starts, of ldvi and cmcd-ud.
-        control_variate: of a-mcvae: stopped needs one chain, leave-one-out, the paper's, at least two.
+        control_variate: of a-mcvae: predicted and stopped need one chain, leave-one-out, the paper's, at least two.
         gradient: of vae and iwae: pathwise, or with less variance where it is unbiased.
     """
 
@@ -55,7 +55,7 @@ class MethodConfig:
     step_sizes: Literal["adaptive", "learned", "relative", "fixed"] | None = None
     backward: Literal["reversal", "learned"] | None = None
     damping: float | None = None
-    control_variate: Literal["stopped", "leave-one-out", "none"] | None = None
+    control_variate: Literal["predicted", "stopped", "leave-one-out", "none"] | None = None
     gradient: Literal["pathwise", "sticking-the-landing", "doubly-reparameterised"] | None = None
 
 
@@ -201,7 +201,7 @@ METHODS = {
         "v",
         annealed("a_mcvae", 0.8),
         _ANNEALED,
-        _ADAPTIVE | {"control_variate": "stopped"},
+        _ADAPTIVE | {"control_variate": "predicted"},
         notes=(("cv", "leave one out"), ("stopped", "stopped control variate"), ("pathwise", "pathwise")),
     ),
     "uha": Method(
