@@ -15,7 +15,7 @@ from mcvae.core.kernels import Kernel, hmc
 from mcvae.core.randomness import draw
 from mcvae.core.resampling import Resampling
 from mcvae.core.schedules import FixedSchedule, Schedule
-from mcvae.core.starts import FIT_STEPS, INFLATION, Frame, find_modes, fit as fit_to
+from mcvae.core.starts import FIT_DERIVATIVES, FIT_STEPS, INFLATION, Frame, find_modes, fit as fit_to
 from mcvae.core.step_sizes import FixedStepSizes, StepSizes
 from mcvae.core.tuning import Spacing, Tuning, spaced, tune
 
@@ -155,13 +155,13 @@ def _fitted(
 
 
 def affordable_climbs(latent_dim: int, cost: int) -> int:
-    """How many climbs to modes cost no more than chains through 32 temperatures: at most 16, perhaps none.
+    """How many climbs to modes, and a fit, cost no more than chains through 64 temperatures: at most 16, perhaps none.
 
     Args:
-        latent_dim: a step of a climb takes one score more than this.
+        latent_dim: second derivatives take one score more than this.
         cost: scores that chains take per datum and temperature.
     """
-    return min(16, 32 * cost // (FIT_STEPS * (latent_dim + 1)))
+    return min(16, max(0, 64 * cost // (latent_dim + 1) - FIT_DERIVATIVES) // FIT_STEPS)
 
 
 def _check_settings(

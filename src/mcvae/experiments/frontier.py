@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mcvae.experiments.cells import Cell
-from mcvae.experiments.image_tables import CERTIFYING, __name__ as _images, protocol_settings
+from mcvae.experiments.image_tables import CERTIFYING, SIMULATED, __name__ as _images, protocol_settings
 from mcvae.experiments.paper import ReproductionOptions
 from mcvae.runs.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from mcvae.runs.method import parse_key
@@ -38,7 +38,7 @@ def cells(options: ReproductionOptions) -> list[Cell]:
     optimizer, evaluation = protocol_settings(options.protocol)
     evaluation |= {"limit": options.limit or preset["limit"], "simulated": 32}
     if options.preset == "paper" and options.protocol == "clean":
-        evaluation |= CERTIFYING
+        evaluation |= CERTIFYING | {"simulated": SIMULATED["mnist"]}
     found = []
     for data in preset["data"]:
         data = replace(data, limit=options.images)

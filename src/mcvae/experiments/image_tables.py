@@ -44,8 +44,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """`epochs` after which models are evaluated, the last being the length of training; `limit`: test images."""
 
-CERTIFYING = {"num_steps": 64, "num_samples": 8, "simulated": 200}
-"""Chains that are long enough for a VAE on MNIST, with bounds from both sides that say so, or that they are not."""
+CERTIFYING = {"num_steps": 64, "num_samples": 8}
+"""Chains that are long enough for models of MNIST."""
+SIMULATED = {"mnist": 200, "cifar10": 50, "celeba": 50}
+"""Images for bounds from both sides, which say whether chains were long enough; photographs cost more."""
 
 QUICK_DATA = {
     "mnist": DataConfig("digits", batch_size=50),
@@ -76,7 +78,7 @@ def cells(
     optimizer, evaluation = protocol_settings(protocol)
     evaluation |= {"limit": limit, "simulated": 0}
     if preset == "paper" and protocol == "clean":
-        evaluation |= CERTIFYING
+        evaluation |= CERTIFYING | {"simulated": SIMULATED[dataset]}
     every = max(1, epochs[0] // 3) if dataset == "mnist" else 0  # for the training curves
     found = []
     for name in methods:
