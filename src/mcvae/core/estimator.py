@@ -41,8 +41,8 @@ class AnnealedEstimator(nn.Module):
         step_sizes: K step sizes.
         num_samples: chains per datum, S.
         bound: `elbo`, `iwae`, `renyi(alpha)`, or any function `[S, B] -> [B]`.
-        control_variate: `stopped`, `leave_one_out` or `no_control_variate`; matters only for kernels that accept and
-            reject.
+        control_variate: `stopped`, `predicted` (for a batch of different data), `leave_one_out` or
+            `no_control_variate`; matters only for kernels that accept and reject.
         gradient: "pathwise", or, without steps, "sticking-the-landing" or "doubly-reparameterised".
         resample: makes the chains an SMC sampler; only without gradients.
         compile: compile one move and its gradient at the first call, which takes seconds, and use it for all steps: the

@@ -131,7 +131,8 @@ def a_mcvae(
         step_sizes: the paper's adaptive rule with ρ = 0.8 by default.
         num_samples: chains per datum; one is enough for `stopped`, the paper's control variate takes five.
         bound: `elbo`, as in the paper, or another.
-        control_variate: `stopped`; `leave_one_out`, the paper's, for two chains or more; or `no_control_variate`.
+        control_variate: `stopped`; `predicted`, for a batch of different data; `leave_one_out`, the paper's, for two
+            chains or more; or `no_control_variate`.
         compile: see `AnnealedEstimator`; for small models.
     """
     return AnnealedEstimator(

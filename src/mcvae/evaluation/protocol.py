@@ -15,7 +15,7 @@ class Protocol:
     Args:
         num_steps: temperatures K, or "auto": doubled on pilot data until the estimate moves by less than `tolerance`.
         num_samples: chains per datum.
-        start: "fitted", a Gaussian around the mode of each datum's own posterior, if pilot chains from there are
+        start: "fitted", the Gaussian nearest to each datum's own posterior, if pilot chains from there are
             shorter than from the encoder; "encoder", q(z | x); or "prior", which a bad encoder cannot spoil but which
             needs more temperatures.
         spacing: of the temperatures.

@@ -204,7 +204,7 @@ class EvaluationSettings:
         protocol: thorough, or the paper's (5 temperatures, 10 chains); what follows replaces parts of it.
         num_steps: temperatures of AIS-HMC; auto doubles them until the estimate settles.
         num_samples: chains of AIS-HMC per image.
-        start: where chains start: fitted, around the mode of each posterior if that is shorter; q(z|x); or p(z).
+        start: where chains start: fitted, a Gaussian near each posterior if that is shorter; q(z|x); or p(z).
         spacing: of the temperatures.
         tolerance: in nats, for auto and for verdicts.
         max_steps: most temperatures that auto may take.
