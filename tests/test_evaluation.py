@@ -525,6 +525,22 @@ def test_the_fitted_gaussian_is_the_nearest_one_not_that_of_the_mode():
     assert 0.4 * best < gain < best + 0.1  # 3 nats in 20 dimensions
 
 
+@pytest.mark.parametrize("beyond", [-math.inf, math.nan])
+def test_a_gaussian_is_fitted_to_half_of_one(beyond):
+    """Half of all samples meet a density that is 0, or broken."""
+    from mcvae.core.starts import fit
+
+    initial = Independent(Normal(torch.full((8, 3), 0.4), torch.ones(8, 3)), 1)
+
+    def log_joint(z):
+        inside = -(z - 0.3).square().sum(-1)
+        return torch.where((z > 0).all(-1), inside, beyond)
+
+    frame, _ = fit(mcvae.Bridge(initial, log_joint), num_starts=4, generator=generator())
+    assert frame.mean.isfinite().all()
+    assert frame.factor.isfinite().all()
+
+
 class Squared(nn.Module):
     """A decoder that sees z² only, so that ± z are two modes, of unequal mass under a prior that is not centred."""
 

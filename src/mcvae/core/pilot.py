@@ -155,13 +155,18 @@ def _fitted(
 
 
 def affordable_climbs(latent_dim: int, cost: int) -> int:
-    """How many climbs to modes, and a fit, cost no more than chains through 64 temperatures: at most 16, perhaps none.
+    """How many climbs to modes, up to 16, cost no more than chains through 64 temperatures, a fit included.
+
+    At least one if that costs no more than 128 temperatures, else none.
 
     Args:
         latent_dim: second derivatives take one score more than this.
         cost: scores that chains take per datum and temperature.
     """
-    return min(16, max(0, 64 * cost // (latent_dim + 1) - FIT_DERIVATIVES) // FIT_STEPS)
+    derivatives = 64 * cost // (latent_dim + 1)
+    if 2 * derivatives < FIT_DERIVATIVES + FIT_STEPS:
+        return 0
+    return min(16, max(1, (derivatives - FIT_DERIVATIVES) // FIT_STEPS))
 
 
 def _check_settings(

@@ -247,9 +247,13 @@ def _nearest(bridge: Bridge, around: Frame, max_rows: int, generator: Generator 
     for rate in _RATES:
         u = standard_normal(unit.unsqueeze(0), generator)
         _, score, precision = _quadratic(frame.bridge(bridge), torch.cat([u, -u]), unit, max_rows)
-        values, vectors = torch.linalg.eigh(precision.mean(0))
+        score, precision = score.mean(0), precision.mean(0)
+        known = (score.isfinite() & (precision.abs().amax(-1) < 1e30)).all(-1)  # elsewhere q stays as it is
+        precision = torch.where(known.reshape(-1, 1, 1), precision, torch.diag_embed(unit))
+        values, vectors = torch.linalg.eigh(precision)
         values = 1 + rate * (values.clamp(min=0.0) - 1)
-        step = rate * torch.einsum("bij,bj->bi", vectors, torch.einsum("bji,bj->bi", vectors, score.mean(0)) / values)
+        along = torch.einsum("bji,bj->bi", vectors, torch.where(known.unsqueeze(-1), score, 0.0)) / values
+        step = rate * torch.einsum("bij,bj->bi", vectors, along)
         step = step * (step.shape[-1] ** 0.5 / step.norm(dim=-1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
         mean = frame.mean + torch.einsum("bij,bj->bi", frame.factor, step)
         frame = Frame(mean, frame.factor @ (vectors * values.rsqrt().unsqueeze(-2)))

@@ -46,7 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 CERTIFYING = {"num_steps": 64, "num_samples": 8}
 """Chains that are long enough for models of MNIST."""
-SIMULATED = {"mnist": 200, "cifar10": 50, "celeba": 50}
+SIMULATED = {"mnist": 200, "cifar10": 50, "celeba": 20}
 """Images for bounds from both sides, which say whether chains were long enough; photographs cost more."""
 
 QUICK_DATA = {
