@@ -41,8 +41,9 @@ for name in methods:
         VariationalTraining._generator = lambda self, purpose, batch_idx, shared=False: seeded_generator(
             purpose, self.seed, self.current_epoch if shared else 0, batch_idx, self.global_rank
         )
+    settings = MethodConfig(method, num_steps=2, control_variate="stopped" if method == "a-mcvae" else None)
     run.train(TrainConfig(DataConfig("digits", batch_size=50, limit=205), ModelConfig(latent_dim=4),
-        MethodConfig(method, num_steps=2), OptimizerConfig(), RunConfig(epochs=2, folder=f"{folder}/{name}"), trainer))
+        settings, OptimizerConfig(), RunConfig(epochs=2, folder=f"{folder}/{name}"), trainer))
 """
 
 
