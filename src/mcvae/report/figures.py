@@ -247,6 +247,10 @@ def _frontier(found: list[Summary], arrays: Arrays) -> Figure:
     spent = {s.method: _spent(s.method) for s in gains}
     rows = [row for row in _SPENT_ON if row in spent.values()]
     budgets = sorted({_budget(method) for method in spent})
+    if not subjects:
+        figure = Figure(figsize=(6, 1.4))
+        figure.text(0.5, 0.35, "no run of the VAE to compare with", ha="center")
+        return figure
     figure = Figure(figsize=(2.2 + 2.4 * len(subjects), 1.7 + 0.36 * len(rows)))
     panels = figure.subplots(1, len(subjects), sharey=True, squeeze=False)[0]
     for axis, subject in zip(panels, subjects, strict=True):
