@@ -45,9 +45,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 """`epochs` after which models are evaluated, the last being the length of training; `limit`: test images."""
 
 CERTIFYING = {"num_steps": 64, "num_samples": 8}
-"""Chains that are long enough for models of MNIST."""
+"""Chains of the preset "paper"; bounds from both sides say whether they were long enough."""
 SIMULATED = {"mnist": 200, "cifar10": 50, "celeba": 20}
-"""Images for bounds from both sides, which say whether chains were long enough; photographs cost more."""
+"""Images for bounds from both sides; photographs cost more."""
 
 QUICK_DATA = {
     "mnist": DataConfig("digits", batch_size=50),
