@@ -69,11 +69,16 @@ class Step(NamedTuple):
 
 def check_start(point: Point) -> None:
     """Refuse a point of q where the model could not be evaluated."""
-    broken = 0 if point.sound is None else int(point.log_p.isnan().sum())
+    if point.sound is not None:
+        refuse_start(int(point.log_p.isnan().sum()), point.log_p.numel())
+
+
+def refuse_start(broken: int, number: int) -> None:
+    """Raise if the model could not be evaluated at some of a number of samples of q."""
     if broken:
         raise NonFiniteDensityError(
             f"log_joint, its score, or the initial distribution's density is NaN or +inf at {broken} of "
-            f"{point.log_p.numel()} samples of the initial distribution. Return -inf (with any finite score) "
+            f"{number} samples of the initial distribution. Return -inf (with any finite score) "
             "outside the support, and check the model's parameters and data for NaN."
         )
 

@@ -9,9 +9,9 @@ import torch
 from torch import Generator, Tensor
 
 from mcvae.core.annealing import StepRecord, Trajectory, check_steps, mean_inside
-from mcvae.core.bridge import Bridge, NonFiniteDensityError, Point, State, Step, check_start
+from mcvae.core.bridge import Bridge, NonFiniteDensityError, Point, State, Step, refuse_start
 from mcvae.core.kernels import Kernel, Transition
-from mcvae.core.loops import CompiledLoop, Inputs, Values
+from mcvae.core.loops import CompiledLoop, Values
 from mcvae.core.resampling import Resampling
 
 __all__ = ["CompiledChain", "CompiledKernel"]
@@ -34,14 +34,14 @@ class CompiledChain:
     """
 
     def __init__(self) -> None:
-        self._first, self._moves = CompiledLoop(_evaluate), CompiledLoop(_move)
+        self._loop = CompiledLoop(_move, _begin)
         self.failure: str | None = None
         """Why it gave up, if it did."""
 
     @property
     def seconds(self) -> float:
         """Time that compiling has taken so far."""
-        return self._first.seconds + self._moves.seconds
+        return self._loop.seconds
 
     def __call__(
         self,
@@ -84,18 +84,16 @@ class CompiledChain:
         kernel, number = kernels[0], len(kernels)
         betas, step_sizes = betas.to(z.device, torch.float64), step_sizes.to(z)
         check_steps(z, kernels, betas, step_sizes, 0.0, 1.0)
-        first = self._first((bridge, kernel.uses_score), (z,), (betas.detach()[:1],)).carry
-        point = Point(*first[:6])
-        check_start(point)
-        state = kernel.start(State(point), generator)
+        like = torch.empty(z.shape[:-1], dtype=torch.float64, device=z.device)
+        state = kernel.start(State(Point(z.detach(), like, like, None, None)), generator)
         noise = zip(*(kernel.noise(state, generator) for _ in kernels), strict=True)
         index = torch.arange(1, number + 1, dtype=torch.float64, device=z.device)
         following = torch.cat([betas[1:], betas.new_ones(1)])
         places = torch.stack([index, torch.full_like(index, number), betas, following], 1)
-        inputs: Inputs = (places, step_sizes, *([part.contiguous() for part in parts] for parts in noise))
-        clean = torch.zeros_like(point.log_p, dtype=torch.bool)
-        carry, record = self._moves((kernel, bridge), (*first, state.momentum, clean, clean), inputs)
-        return _trajectory(carry, record)
+        inputs = (places, step_sizes, *map(torch.stack, noise))
+        found = self._loop((kernel, bridge), (z, state.momentum), inputs)
+        refuse_start(int(found.begun[0]), like.numel())
+        return _trajectory(found.carry, found.record)
 
 
 class CompiledKernel(Kernel):
@@ -124,9 +122,9 @@ class CompiledKernel(Kernel):
         point, momentum = state
         sound = torch.ones_like(point.log_p, dtype=torch.bool) if point.sound is None else point.sound
         place = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=point.z.device) for v in step[:4]])
-        inputs = [[value.contiguous()] for value in (place, step.step_size, *noise)]
+        inputs = tuple(value.unsqueeze(0).contiguous() for value in (place, step.step_size, *noise))
         try:
-            done = self._loop((self.kernel, bridge), (*point[:5], sound, momentum), tuple(inputs)).carry
+            done = self._loop((self.kernel, bridge), (*point[:5], sound, momentum), inputs).carry
         except Exception as error:  # as in CompiledChain
             self._loop = None
             warnings.warn(f"the pilot is not compiled: {str(error).strip().split(chr(10))[0]}", stacklevel=2)
@@ -161,16 +159,23 @@ def _check_possible(kernels: Sequence[Kernel], resample: Resampling | None, z: T
         raise ValueError("autocast is on.")
 
 
-def _evaluate(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values]:
-    """The samples of q, evaluated, with the log-weight that a chain has so far, and that of one which stops here."""
-    (bridge, with_score), (z,) = fixed, carry
-    point = bridge._evaluate(z, with_score, None)
+def _begin(fixed: Any, start: Values) -> tuple[Values, Values]:
+    """The samples of q, evaluated, with the log-weight that a chain has so far, and that of one which stops here.
+
+    Then the momentum, and whether anything was not finite, or failed. Reports how many samples cannot be evaluated.
+    """
+    (kernel, bridge), (z, momentum) = fixed, start
+    point = bridge._evaluate(z, kernel.uses_score, None)
     log_weight = -bridge.log_density(point, 0.0)
-    return (*_contiguous(point), log_weight, log_weight + bridge.log_density(point, 1.0)), ()
+    broken = point.log_p.isnan()
+    clean = torch.zeros_like(broken)
+    kept = None if momentum is None else momentum + 0.0  # what is carried must be computed
+    carry = (*_contiguous(point), log_weight, log_weight + bridge.log_density(point, 1.0), kept, clean, clean)
+    return carry, (broken.sum(),)
 
 
 def _move(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values]:
-    """One move, with its bookkeeping as in `anneal`; what is carried is described by `_evaluate`, plus flags."""
+    """One move, with its bookkeeping as in `anneal`; what is carried is described by `_begin`."""
     kernel, bridge = fixed
     point = Point(*carry[:6])
     log_weight, stopped, momentum, nonfinite, failed = carry[6:]
@@ -178,6 +183,8 @@ def _move(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values]:
     broken = moved.log_ratio.isnan()
     log_ratio = torch.where(broken, -torch.inf, moved.log_ratio)
     log_weight = log_weight + log_ratio
+    lost = log_weight.isnan()
+    log_weight = torch.where(lost, -torch.inf, log_weight)
     new = moved.state.point
     closed = log_weight + bridge.log_density(new, 1.0)
     failed = failed | ~new.sound | ~moved.sound
@@ -186,7 +193,7 @@ def _move(fixed: Any, carry: Values, inputs: Values) -> tuple[Values, Values]:
         spread = torch.std_mean(point.score_p.detach(), (0, 1), correction=0)
     kept = None if moved.state.momentum is None else moved.state.momentum.contiguous()
     return (
-        (*_contiguous(new), log_weight, closed, kept, nonfinite | broken | moved.nonfinite, failed),
+        (*_contiguous(new), log_weight, closed, kept, nonfinite | broken | lost | moved.nonfinite, failed),
         (log_ratio, moved.log_accept, stopped.detach() + 0.0, mean_inside(moved.acceptance, point.log_p), *spread),
     )
 
@@ -199,15 +206,14 @@ def _contiguous(point: Point) -> Values:
 def _trajectory(carry: Values, record: Values) -> Trajectory:
     log_weight, momentum, nonfinite, failed = carry[7:]
     log_ratio, log_accept, stopped, acceptance, score_std, score_mean = record
-    broken = log_weight.detach().isnan()
     steps = None
     if torch.is_grad_enabled():
         steps = StepRecord(log_ratio, torch.zeros_like(log_ratio) if log_accept is None else log_accept, stopped)
     return Trajectory(
-        log_weight=torch.where(broken, -torch.inf, log_weight),
+        log_weight=log_weight,
         state=State(Point(*carry[:6]), momentum),
         acceptance=acceptance,
-        nonfinite=nonfinite | broken,
+        nonfinite=nonfinite,
         sound=~failed,
         steps=steps,
         score_std=score_std,
