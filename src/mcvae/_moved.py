@@ -27,7 +27,7 @@ MOVED = {f"mcvae.{name}": f"mcvae.core.{name}" for name in _TO_CORE.split()} | {
     "mcvae.training.config": "mcvae.runs.config",
     "mcvae.training.demo": "mcvae.experiments.demonstration",
     "mcvae.training.evaluation": "mcvae.training.evaluate_run",
-    "mcvae.training.files": "mcvae.training.loading mcvae.runs.config mcvae.runs.plain",
+    "mcvae.training.files": "mcvae.training.loading mcvae.training.building mcvae.runs.config mcvae.runs.plain",
     "mcvae.training.methods": "mcvae.runs.method",
     "mcvae.training.storage": "mcvae.runs.storage mcvae.runs.plain",
 }

@@ -1,31 +1,26 @@
-"""What a run leaves behind while it trains: checkpoints, `metrics.csv`, pictures."""
+"""What a run writes while it trains: checkpoints, `metrics.csv`, pictures."""
 
-import io
 import os
 import sys
 import time
-import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from mcvae.core.randomness import draw, seeded_generator
 from mcvae.evaluation import Protocol, evaluate
 from mcvae.models import LatentVariableModel
-from mcvae.runs.plain import RunError, write_atomically, write_rows
+from mcvae.runs.plain import RunError, write_rows
 from mcvae.runs.storage import RunFolder
 from mcvae.training.module import VariationalTraining
 from mcvae.training.pictures import save_grid
 
 __all__ = [
-    "AtomicCheckpoints",
     "AveragedWeights",
     "Checkpoints",
     "HeldOutLikelihood",
@@ -33,59 +28,7 @@ __all__ = [
     "Pictures",
     "Snapshots",
     "Upload",
-    "latest_checkpoint",
 ]
-
-
-class AtomicCheckpoints(TorchCheckpointIO):
-    """Checkpoints appear whole or not at all, and are read back as tensors and plain containers only.
-
-    The file is a zip archive with a checksum for every tensor. torch does not verify them; we do.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write to a temporary file and rename it."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, lambda temporary: _save(checkpoint, temporary))
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """Verify the checksums and read, without executing anything."""
-        try:
-            with zipfile.ZipFile(path) as records:
-                damaged = records.testzip()
-            if damaged is not None:
-                raise ValueError(f"the checksum of {damaged} is wrong")
-            return torch.load(path, map_location=map_location, weights_only=True)
-        except Exception as error:
-            reason = str(error).split("\n")[0][:200]
-            raise RunError(f"the checkpoint {path} cannot be read ({type(error).__name__}: {reason}).") from error
-
-
-def _save(checkpoint: dict[str, Any], path: Path) -> None:
-    buffer = io.BytesIO()  # torch's own writer does not report a full disk
-    torch.save(checkpoint, buffer)
-    path.write_bytes(buffer.getbuffer())
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that can be read; None if the run has none yet. Damaged ones are reported and renamed."""
-    names = [folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous", "best")]
-    found = [path for path in names if path.exists()]
-    for path in found:
-        try:
-            AtomicCheckpoints().load_checkpoint(path, map_location="cpu")
-            return path
-        except RunError as error:
-            print(f"warning: {error} It is kept as {path.stem}.damaged; trying an earlier one.", file=sys.stderr)
-            with suppress(FileNotFoundError):  # another process of the same run has moved it
-                os.replace(path, path.with_suffix(".damaged"))
-    if found:
-        raise RunError(
-            f"no checkpoint in {folder / 'checkpoints'} can be read. Restore one from a copy, or train again with "
-            f"mcvae train --config {folder / 'config.yaml'} --run.folder ANOTHER."
-        )
-    return None
 
 
 def whole_epoch(trainer: Trainer) -> bool:
@@ -214,7 +157,7 @@ class HeldOutLikelihood(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Estimate and log."""
-        if self.every and len(self.images) and (trainer.current_epoch + 1) % self.every == 0:
+        if (trainer.current_epoch + 1) % self.every == 0:
             model = cast(VariationalTraining, pl_module).model
             found = evaluate(
                 model, self.images, protocol=self.protocol, simulated=0, compare_iwae=False, seed=self.seed
