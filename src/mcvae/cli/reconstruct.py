@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mcvae.runs.config import check_range
+from mcvae.runs.naming import check_range
 
 __all__ = ["Options", "run"]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mcvae.runs.config import check_range
+from mcvae.runs.naming import check_range
 
 __all__ = ["Options", "run"]
 

@@ -14,11 +14,11 @@ from mcvae.runs.method import method_named
 from mcvae.runs.plain import RunError
 from mcvae.runs.results import RunResult, write_result
 from mcvae.runs.storage import RunFolder
+from mcvae.training.assembly import Parts
 from mcvae.training.callbacks import AveragedWeights
 from mcvae.training.checkpoints import load_checkpoint
 from mcvae.training.loading import save_model
 from mcvae.training.module import DivergedError, VariationalTraining
-from mcvae.training.parts import Parts
 
 __all__ = ["conclude", "give_up", "load_kept"]
 

@@ -18,11 +18,11 @@ from mcvae.runs.interruption import Interruption
 from mcvae.runs.plain import RunError
 from mcvae.runs.results import RunResult, read_result
 from mcvae.runs.storage import RunFolder, check_links, hold
+from mcvae.training.assembly import Parts, assemble, untrained
 from mcvae.training.checkpoints import latest_checkpoint, load_checkpoint, read_checkpoint
 from mcvae.training.ending import conclude, give_up, load_kept
 from mcvae.training.loading import load_run, save_model
 from mcvae.training.module import DivergedError
-from mcvae.training.parts import Parts, assemble, untrained
 from mcvae.training.run_data import batches, prepare
 from mcvae.training.threads import threads_for
 from mcvae.training.trainer import build_trainer
