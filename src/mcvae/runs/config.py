@@ -95,6 +95,12 @@ _RANGES: dict[str, tuple[float, float | None]] = {
     "run.pictures_every": (0, None),
     "run.log_every": (1, None),
 }
+_POSITIVE = ("model.sigma", "method.step_size", "method.damping", "optimizer.learning_rate")
+
+
+def _option(config: TrainConfig, name: str) -> Any:
+    part, _, field = name.partition(".")
+    return getattr(getattr(config, part), field)
 
 
 def check(config: TrainConfig) -> None:
@@ -103,19 +109,13 @@ def check(config: TrainConfig) -> None:
     if config.model.likelihood != "auto":
         check_name("likelihood", config.model.likelihood, LIKELIHOODS)
     for name, (least, most) in _RANGES.items():
-        part, _, field = name.partition(".")
-        check_range(name, getattr(getattr(config, part), field), least, most)
+        check_range(name, _option(config, name), least, most)
     if any(not 1 <= epoch <= config.run.epochs for epoch in config.run.snapshots):
         raise ValueError(
             f"--run.snapshots must lie between 1 and --run.epochs {config.run.epochs}, got {config.run.snapshots}."
         )
-    positive = {
-        "model.sigma": config.model.sigma,
-        "method.step_size": config.method.step_size,
-        "method.damping": config.method.damping,
-        "optimizer.learning_rate": config.optimizer.learning_rate,
-    }
-    for name, number in positive.items():
+    for name in _POSITIVE:
+        number = _option(config, name)
         if number is not None and not 0 < number <= 1e9:
             raise ValueError(f"--{name} must be positive and at most 1e9, got {number}.")
 

@@ -1,4 +1,4 @@
-"""Plain files: written atomically, and read with checked types and errors that name the file."""
+"""Plain files: written atomically, read with checked types, and named in every error."""
 
 import csv
 import json
@@ -93,10 +93,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file as plain data; one that contains itself is refused."""
+    """Read a YAML file as plain data; anchors that refer to themselves are refused."""
     with _reading(path, "YAML"):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        json.dumps(content, default=str)  # finds circles
+        json.dumps(content, default=str)  # raises an error if the content refers to itself
     return content
 
 
@@ -113,7 +113,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def checked(kind: type[T], value: Any, place: str) -> T:
-    """Check that a value read from a file is a `kind` (a dataclass, or a type of its fields). Ignore unknown keys.
+    """Check that a value read from a file has the type `kind`, such as a dataclass, whose unknown keys are ignored.
 
     >>> from mcvae.runs.config import RunConfig
     >>> checked(RunConfig, {"epochs": 3}, "run").epochs

@@ -1,4 +1,4 @@
-"""A trained run applied to data: its own splits, or a file that it has never seen."""
+"""Apply a trained run to data: its own splits, or another file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class AppliedRun:
         objective: its estimator.
         batches: data as the model sees them, in their order.
         transform: what was done to them.
-        places: where each datum came from, for a person.
+        places: where each datum came from, in words.
         seed: of the run.
     """
 
@@ -72,7 +72,7 @@ class AppliedRun:
     def score(self, protocol: Protocol, memory: float = 1e9) -> Evaluation:
         """log p(x) of every datum with its error; see `mcvae.evaluate`.
 
-        Data far from all that the encoder has seen may have a q without width. All chains then start from the prior.
+        For data unlike any that the encoder has seen, q may have no width. Then all chains start from the prior.
         """
         options: dict[str, Any] = {"simulated": 0, "compare_iwae": False, "memory": memory, "seed": self.seed}
         try:

@@ -32,7 +32,7 @@ __all__ = [
 
 
 def whole_epoch(trainer: Trainer) -> bool:
-    """Whether the epoch that ends has seen all of its batches; --trainer.max_steps can end training before."""
+    """Whether the epoch that ends has seen all of its batches; --trainer.max_steps can cut it short."""
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready >= trainer.num_training_batches
 
 
@@ -42,11 +42,11 @@ class _Remembering:
     remembered: ClassVar[tuple[str, ...]]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must remember."""
+        """What a resumed run needs."""
         return {name: getattr(self, name) for name in self.remembered}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with it. A checkpoint of an earlier release may lack some of it."""
+        """Restore it; a checkpoint of an earlier release may lack some."""
         for name in self.remembered:
             setattr(self, name, state_dict.get(name, getattr(self, name)))
 
@@ -87,7 +87,7 @@ class AveragedWeights(_Remembering, Callback):
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Move the average. Early steps move it further: it should not remember the initial weights."""
+        """Update the average. Early steps count for more, so that it forgets the initial weights."""
         weights = _learned(pl_module)
         self.updates += 1
         share = max(1 - self.decay, 1 / self.updates)
@@ -192,7 +192,7 @@ class Metrics(_Remembering, Checkpoint):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self._start, self._validated = time.perf_counter(), False
-        self._learning_rate = trainer.optimizers[0].param_groups[0]["lr"]  # at the end it is that of the next epoch
+        self._learning_rate = trainer.optimizers[0].param_groups[0]["lr"]  # the scheduler changes it before the end
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -201,7 +201,7 @@ class Metrics(_Remembering, Checkpoint):
         self.images += len(batch) * trainer.world_size
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that there is a new validation bound: Lightning keeps showing the old one."""
+        """Note that there is a new validation bound: Lightning also reports old ones."""
         self._validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -222,7 +222,7 @@ class Metrics(_Remembering, Checkpoint):
         if not self._validated:
             measured.pop("val_bound", None)
         if not self.likelihood_every or measured["epoch"] % self.likelihood_every:
-            measured.pop("val_nll", None)  # Lightning still shows that of an earlier epoch
+            measured.pop("val_nll", None)  # it is that of an earlier epoch
         row = {name: measured.get(name, "") for name in self.columns}
         self.rows.append(row)
         if trainer.is_global_zero:
@@ -254,7 +254,7 @@ class Pictures(Callback):
             self.draw(cast(VariationalTraining, pl_module).model, f"-{epoch:04d}")
 
     def draw(self, model: LatentVariableModel, suffix: str = "") -> list[Path]:
-        """Write both grids, and return their paths; nothing is drawn of data that are not images."""
+        """Write both grids and return their paths; draw nothing if the data are not images."""
         if not len(self.images):
             return []
         os.makedirs(self.folder, exist_ok=True)

@@ -87,7 +87,7 @@ class Described:
 
 
 def read_described(folder: Path) -> Described:
-    """What a trained run says about its data."""
+    """Read what a trained run says about its data."""
     content = read_json(folder / "model.json")
     try:
         likelihood = str(content["model"]["likelihood"])
@@ -107,12 +107,12 @@ def read_described(folder: Path) -> Described:
 
 
 def snapshot_folder(folder: Path, epoch: int) -> Path:
-    """Where a run keeps its weights after an epoch; `load_run` reads them."""
+    """Where a run keeps its weights after an epoch, for `load_run`."""
     return folder / "epochs" / str(epoch)
 
 
 def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator]:
-    """The trained model and its estimator, from `model.json` and `model.safetensors`."""
+    """Read the trained model and its estimator from `model.json` and `model.safetensors`."""
     folder = _opened(folder).path
     described, path = read_json(folder / "model.json"), folder / "model.safetensors"
     if not path.is_file():
