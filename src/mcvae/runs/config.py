@@ -20,19 +20,16 @@ from mcvae.runs.settings import (
     EvaluationSettings,
     ModelConfig,
     OptimizerConfig,
-    Option,
     RunConfig,
     TrainConfig,
 )
 
 __all__ = [
-    "LIKELIHOODS",
     "DataConfig",
     "EvaluationSettings",
     "MethodConfig",
     "ModelConfig",
     "OptimizerConfig",
-    "Option",
     "RunConfig",
     "TrainConfig",
     "check",

@@ -1,5 +1,6 @@
 """Apply a trained run to data: its own splits, or another file."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ class AppliedRun:
 
     def encode(self, num_states: int = 0) -> dict[str, Array]:
         """Mean and scale of q, `[N, D]`; and states of posterior chains, `[N, num_states, D]`, if asked for."""
-        found = {name: list[Tensor]() for name in ("mean", "scale", "states")[: 3 if num_states else 2]}
+        found = defaultdict[str, list[Tensor]](list)
         for index, x in enumerate(self.batches):
             mean, scale = self.model.encode(x)
             found["mean"].append(mean)

@@ -55,28 +55,22 @@ def assemble(config: TrainConfig, images: Splits, home: RunFolder, *, trusted: b
     module = untrained(config, images, trusted=trusted)
     _start(module.model, images, config)
     metrics, pictures = Metrics(folder, run.likelihood_every, images.unit), _pictures(folder, images, config)
-    average, stopping, held_out = None, None, None
-    if config.optimizer.average:
-        average = AveragedWeights(config.optimizer.average)
-    if run.patience:
-        stopping = EarlyStopping("val_bound", patience=run.patience, mode="max", check_finite=False)
-    if run.likelihood_every and validated:
-        held_out = HeldOutLikelihood(_first_batch(images, config, "validation"), run.likelihood_every, run.seed)
 
     def save_snapshot(epoch: int) -> None:
         save_model(snapshot_folder(folder, epoch), module.model, module.objective, config, images)
 
-    callbacks: list[Callback | None] = [
-        average,
-        stopping,
-        held_out,
-        pictures,
-        Snapshots(run.snapshots, save_snapshot),
-        metrics,  # before the checkpoint, which remembers the row of its epoch
-        Checkpoints(folder),
-        Upload(home),
-    ]
-    trainer = build_trainer(config, folder, [callback for callback in callbacks if callback is not None])
+    stopping, callbacks = None, list[Callback]()
+    if config.optimizer.average:
+        callbacks.append(AveragedWeights(config.optimizer.average))
+    if run.patience:
+        stopping = EarlyStopping("val_bound", patience=run.patience, mode="max", check_finite=False)
+        callbacks.append(stopping)
+    if run.likelihood_every and validated:
+        held_out = _first_batch(images, config, "validation")
+        callbacks.append(HeldOutLikelihood(held_out, run.likelihood_every, run.seed))
+    # metrics before checkpoints, which remember the row of their epoch
+    callbacks += [pictures, Snapshots(run.snapshots, save_snapshot), metrics, Checkpoints(folder), Upload(home)]
+    trainer = build_trainer(config, folder, callbacks)
     if config.data.batch_size % trainer.world_size:
         raise ValueError(
             f"--data.batch_size counts the {images.unit} of all processes and must be a multiple of their number, "
