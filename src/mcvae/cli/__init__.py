@@ -38,9 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError:  # `mcvae.__main__` names the missing extra
         raise
     except Exception as error:
-        if debug and not interruption.seen:
-            raise
         if not interruption.seen:
+            if debug:
+                raise
             from mcvae.cli.mistakes import sentence
 
             print(f"{name}: {sentence(error)}", file=sys.stderr)

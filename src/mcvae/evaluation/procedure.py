@@ -1,4 +1,4 @@
-"""Evaluate a latent variable model on data: its likelihood, its bound, and how far to believe them."""
+"""Evaluate a latent variable model on data: likelihood and bound of every datum, and a verdict on the set."""
 
 import csv
 import os

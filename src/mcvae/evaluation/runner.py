@@ -184,7 +184,7 @@ class Runner:
     def _refine(self, estimated: list[Row], x: Tensor, plan: Pilot, generator: Generator) -> None:
         """Spend more temperatures on data that need them: fresh chains replace what is doubtful.
 
-        Only where the number of temperatures is ours to choose.
+        Only if the protocol leaves the number of temperatures to us.
         """
         doubtful = [n for n, row in enumerate(estimated) if {"few", "tail", "noisy"} & set(row["doubts"].split())]
         number = min(4 * plan.estimator.num_steps, self.protocol.max_steps)
@@ -228,7 +228,7 @@ class Runner:
 
 
 _PILOT_DATA = 16
-_UNKNOWN = torch.full((), torch.nan)  # how far an estimate moved is known for the pilot's data only
+_UNKNOWN = torch.full((), torch.nan)  # by how much an estimate moved is known for the data of the pilot only
 _BOUND_REPEATS = 10  # so that the noise of the chains does not drown the differences between methods
 
 

@@ -83,14 +83,22 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Settings that affect the outcome, except the seed, by dotted name. Runs that agree in them form a group."""
         result = self.result
-        found = _flat(asdict(TrainConfig())) | _flat({k: v for k, v in self.config.items() if isinstance(v, dict)})
-        found = {name: value for name, value in found.items() if name not in _NOT_SETTINGS}
-        for name in [name for name in found if name.startswith("method.")]:
-            if not (name in ("method.step_size", "method.step_sizes") and _anneals(result.method)):
-                del found[name]
-        found |= {"method": self.key, "data.name": result.data, "run.epochs": result.epochs}
-        found |= {"data.transform": result.transform, "model.likelihood": result.likelihood}
-        found |= {"data.batch_size": result.batch_size}
+        given = _flat(asdict(TrainConfig())) | _flat({k: v for k, v in self.config.items() if isinstance(v, dict)})
+        # the key of the method says the rest
+        of_method = ("method.step_size", "method.step_sizes") if _anneals(result.method) else ()
+        found = {
+            name: value
+            for name, value in given.items()
+            if name not in _NOT_SETTINGS and (name in of_method or not name.startswith("method."))
+        }
+        found |= {
+            "method": self.key,
+            "data.name": result.data,
+            "data.transform": result.transform,
+            "data.batch_size": result.batch_size,
+            "model.likelihood": result.likelihood,
+            "run.epochs": result.epochs,
+        }
         if self.evaluation is not None:
             measured = {name: getattr(self.evaluation, name) for name in ("num_samples", "start", "spacing")}
             measured |= {k: v for k, v in self.evaluation.settings.items() if k in ("num_steps", "seed", "tuning")}

@@ -30,15 +30,15 @@ class DataConfig:
         name: digits, mnist, fashion-mnist, omniglot, cifar10 or celeba; or the path of your own: a folder of images, or
             a file that ends in .npy, .npz, .pt, .csv, .tsv, .parquet or .h5ad.
         root: folder of the data sets; MCVAE_DATA, else a cache folder of the user, if not given.
-        transform: what becomes of 8-bit pixels, counts or real numbers. auto: what the likelihood needs.
+        transform: of 8-bit pixels, counts or real numbers. auto: the one that the likelihood needs.
         validation: training data held out for validation; the data set's own choice, or a tenth, if not given.
         test: your own data held out for testing, where they are not split already; a tenth if not given.
-        split_seed: of that split. It does not follow --run.seed, so that seeds can be compared.
+        split_seed: of that split; apart from --run.seed, so that runs with other seeds have the same split.
         size: resize and crop the images of a folder to this height and width.
         kind: what the values of your own data are. auto: bytes are pixels, whole numbers from 0 counts, others real.
         condition: columns, arrays, or folder (that an image is in), to condition on instead of modelling them, such as
             [label].
-        fingerprint: written when training starts; later the data must be the same.
+        fingerprint: of your own data, written when training starts; data that have changed since are refused.
         limit: use at most this many images of each split; all if not given.
         batch_size: images per optimiser step, over all devices.
     """
