@@ -53,7 +53,8 @@ def load_kept(module: VariationalTraining, config: TrainConfig, home: RunFolder)
     """Load the weights that a run keeps: those of the last epoch, or of the best; averaged, if so configured."""
     last, best = (home.path / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
     keeps_best = bool(config.run.keep == "best" or config.run.patience) and best.exists()
-    checkpoint = load_checkpoint(module, best if keeps_best else last)
+    path = best if keeps_best or not last.exists() else last  # a run resumed from `best` may have no other
+    checkpoint = load_checkpoint(module, path)
     if config.optimizer.average:
         average = AveragedWeights(config.optimizer.average)
         average.load_state_dict(checkpoint["callbacks"][average.state_key])
