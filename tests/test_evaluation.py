@@ -552,7 +552,7 @@ class Squared(nn.Module):
 def test_a_second_mode_is_not_missed(monkeypatch, looks_for_rivals):
     """The named wrong version starts all chains around the first mode that it finds."""
     from mcvae.core import starts
-    from mcvae.evaluation import procedure
+    from mcvae.evaluation import runner
 
     if not looks_for_rivals:
 
@@ -560,8 +560,8 @@ def test_a_second_mode_is_not_missed(monkeypatch, looks_for_rivals):
             found = starts.fit(bridge, **options)
             return found._replace(alone=torch.ones_like(found.alone))
 
-        for module in (procedure, sys.modules["mcvae.core.pilot"]):
-            monkeypatch.setattr(module, "fit" if module is procedure else "fit_to", first_mode)
+        for module in (runner, sys.modules["mcvae.core.pilot"]):
+            monkeypatch.setattr(module, "fit" if module is runner else "fit_to", first_mode)
     decoder = Squared()
     model = mcvae.LatentVariableModel(
         lambda x: Independent(Normal(torch.full_like(x, 0.2), torch.full_like(x, 1.5)), 1), decoder

@@ -29,7 +29,7 @@ from mcvae.runs.config import DataConfig, parse_config, resolve
 from mcvae.runs.method import method_named, parse_key
 from mcvae.runs.plain import write_rows
 from mcvae.runs.records import Record, paired, read_records, summarise, write_records
-from mcvae.training.loading import build
+from mcvae.training.building import build
 
 
 def test_the_papers_values_are_all_there():

@@ -11,7 +11,8 @@ import pytest
 import mcvae
 from mcvae.experiments.image_tables import PAPER_METHODS
 from mcvae.experiments.paper import POSTERIOR_METHODS
-from mcvae.runs.config import LIKELIHOODS, TrainConfig, check, default_folder, parse_config
+from mcvae.runs.config import TrainConfig, check, default_folder, parse_config
+from mcvae.runs.likelihood import LIKELIHOODS
 from mcvae.runs.method import METHODS, Choice, Method, MethodConfig, key_of, label_of, method_named, parse_key, settled
 from mcvae.runs.plain import read_rows
 

@@ -23,7 +23,7 @@ from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerCo
 from mcvae.runs.discovery import find
 from mcvae.runs.plain import RunError
 from mcvae.runs.storage import RunFolder
-from mcvae.training.callbacks import AtomicCheckpoints
+from mcvae.training.checkpoints import AtomicCheckpoints
 from mcvae.training.evaluate_run import evaluate_run
 from mcvae.training.run import train
 

@@ -16,11 +16,19 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import mcvae
-from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from mcvae.runs.config import (
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+    read_config,
+)
 from mcvae.runs.plain import RunError, read_json
 from mcvae.training import threads
 from mcvae.training.evaluate_run import evaluate_run
-from mcvae.training.loading import load_run, read_config
+from mcvae.training.loading import load_run
 from mcvae.training.module import DivergedError, VariationalTraining
 from mcvae.training.run import train
 
@@ -278,7 +286,7 @@ def test_an_interrupted_run_says_how_to_go_on(number, tmp_path):
 
 
 def test_a_half_written_checkpoint_is_never_read(tmp_path):
-    from mcvae.training.callbacks import AtomicCheckpoints
+    from mcvae.training.checkpoints import AtomicCheckpoints
 
     path = tmp_path / "last.ckpt"
     AtomicCheckpoints().save_checkpoint({"step": 1}, path)
@@ -294,7 +302,7 @@ def test_a_half_written_checkpoint_is_never_read(tmp_path):
 
 
 def test_checkpoints_execute_nothing(tmp_path):
-    from mcvae.training.callbacks import AtomicCheckpoints
+    from mcvae.training.checkpoints import AtomicCheckpoints
 
     class Evil:
         def __reduce__(self):

@@ -235,6 +235,22 @@ def test_lost_weights_are_restored_from_the_last_checkpoint(name, trained, copy)
     assert (copy / name).read_bytes() == (trained / name).read_bytes()
 
 
+@pytest.mark.parametrize("kept", ["averaged", "best", "stopped early"])
+def test_the_weights_that_are_restored_are_those_that_were_kept(kept, tmp_path):
+    """Before, they were those of the last epoch, without the average; and a run that had stopped early was refused."""
+    config = configuration(tmp_path / "run", epochs=2)
+    if kept == "averaged":
+        config.optimizer.average = 0.9
+    else:  # epoch 7 is the best of 8, and epoch 1 is better than epoch 2
+        config.optimizer.learning_rate, config.optimizer.schedule = 0.05, "constant"
+        config.run.keep, config.run.patience, config.run.epochs = "best", int(kept == "stopped early"), 8
+    path = train(config) / "model.safetensors"
+    trained = path.read_bytes()
+    path.unlink()
+    train(resume=path.parent)
+    assert path.read_bytes() == trained
+
+
 def test_weights_that_cannot_be_restored_are_said_to_be_lost(copy):
     shutil.rmtree(copy / "checkpoints")
     (copy / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""`mcvae` and `python -m mcvae`: the command line, and one sentence where it is not installed."""
+"""`mcvae` and `python -m mcvae`: the command line, or one sentence that names the extra it needs."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def _flush() -> None:
-    """Write what is left of the output. If Python did it on its way out, it would complain about a closed pipe."""
+    """Write the rest of the output. If Python did so on exit, it would print an error about a closed pipe."""
     try:
         sys.stdout.flush()
     except OSError as error:

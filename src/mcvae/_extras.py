@@ -1,4 +1,4 @@
-"""Optional packages: `pip install mcvae` brings torch and little else; what needs more names its extra."""
+"""Optional packages: `pip install mcvae` brings torch and little else; an error names the extra that is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ def needs_extra(user: str) -> Iterator[None]:
     """Turn a failed import of an optional package into advice.
 
     Args:
-        user: what cannot do without the package; the subject of the error message.
+        user: what needs the package; the subject of the error message.
 
     >>> with needs_extra("mcvae train"):
     ...     raise ModuleNotFoundError("No module named 'lightning'", name="lightning")

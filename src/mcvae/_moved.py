@@ -1,4 +1,4 @@
-"""Names and module paths of earlier releases: they work for one more, and say what to write instead."""
+"""Names and module paths of the previous release: they still work, and warn what to write instead."""
 
 import sys
 import warnings
@@ -27,18 +27,18 @@ MOVED = {f"mcvae.{name}": f"mcvae.core.{name}" for name in _TO_CORE.split()} | {
     "mcvae.training.config": "mcvae.runs.config",
     "mcvae.training.demo": "mcvae.experiments.demonstration",
     "mcvae.training.evaluation": "mcvae.training.evaluate_run",
-    "mcvae.training.files": "mcvae.training.loading mcvae.runs.config mcvae.runs.plain",
+    "mcvae.training.files": "mcvae.training.loading mcvae.training.building mcvae.runs.config mcvae.runs.plain",
     "mcvae.training.methods": "mcvae.runs.method",
     "mcvae.training.storage": "mcvae.runs.storage mcvae.runs.plain",
 }
-"""Old module path to new one, or to several, whose names it has."""
+"""New module paths by old one; separated by spaces where an old module became several."""
 
 RENAMED = {"none": "no_control_variate", "Fixed": "FixedStepSizes", "Learned": "LearnedStepSizes"}
-"""Old public name to new one."""
+"""New public names by old one."""
 
 
 def renamed(name: str) -> str:
-    """The new name; says so."""
+    """The new name, with a warning."""
     new = RENAMED[name]
     warnings.warn(f"mcvae.{name} is now mcvae.{new}; the old name will go.", DeprecationWarning, stacklevel=3)
     return new

@@ -1,7 +1,7 @@
-"""What becomes of memory that torch frees on a CPU, where glibc's `malloc` decides.
+"""Whether memory that torch frees on a CPU is kept for the next step, or returned to the system.
 
-Every step frees hundreds of megabytes and asks for the same again. By default glibc hands much of that back to the
-system each time, which must then map and clear every page anew: up to a fifth of a training step, a third of an
+Every step frees hundreds of megabytes and asks for as much again. By default glibc's `malloc` returns much of it each
+time, and the system must then map and clear every page anew: up to a fifth of a training step, or a third of an
 evaluation.
 """
 
@@ -17,19 +17,19 @@ _in_force: str | None = None
 
 
 def keep_memory() -> None:
-    """Keep freed memory for the next step instead of returning it: for the whole process, and only with glibc.
+    """Keep freed memory for the next step instead of returning it. It holds for the whole process, and needs glibc.
 
     The command line calls this. In a training loop of your own, and before long evaluations, call it once at the start.
-    The process does not take more than at its peak, but stays there.
+    The process then stays at its peak of memory, and does not exceed it.
     """
     _choose("keep", (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1))
 
 
 def return_memory() -> None:
-    """Return freed blocks above 256 kB at once: slower, but what a long chain keeps can then not split them.
+    """Return freed blocks above 256 kB to the system at once, which is slower but takes less memory in long chains.
 
-    Otherwise the few numbers that `memory="low"` keeps of every state would be put into the gaps, and the process would
-    grow as if nothing had been forgotten.
+    `memory="low"` keeps a few numbers of every state. If freed blocks were kept, those numbers would be put into them
+    and fragment them, and the process would grow as if it kept every state in full.
     """
     _choose("return", (_MMAP_THRESHOLD, 1 << 18))
 
@@ -40,7 +40,7 @@ def _choose(policy: str, *options: tuple[int, int]) -> None:
     if malloc is None or _in_force == policy:
         return
     for option, value in options:
-        if not malloc(option, value):  # older versions allow thresholds up to 32 MB
+        if not malloc(option, value):  # older versions of glibc allow thresholds up to 32 MB
             malloc(option, 1 << 25)
     _in_force = policy
 

@@ -13,7 +13,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug, interruption = "--debug" in arguments, Interruption()
-    # Before torch starts its threads: while they wait, spinning threads would keep cores from other processes.
+    # Before torch starts its threads, which would otherwise spin while they wait and keep cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     name = "mcvae"
@@ -31,16 +31,16 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         interruption.seen = True
     except SystemExit as end:
-        if not interruption.seen or end.code == 130:  # which has said how to continue
+        if not interruption.seen or end.code == 130:  # training has already said how to continue
             raise
-    except BrokenPipeError:  # the reader has closed the output, as `head` does
+    except BrokenPipeError:  # the reader, such as `head`, has closed the output
         return 1
-    except ModuleNotFoundError:  # `mcvae.__main__` names the extra that brings it
+    except ModuleNotFoundError:  # `mcvae.__main__` names the missing extra
         raise
     except Exception as error:
-        if debug and not interruption.seen:
-            raise
         if not interruption.seen:
+            if debug:
+                raise
             from mcvae.cli.mistakes import sentence
 
             print(f"{name}: {sentence(error)}", file=sys.stderr)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcvae.report.comparison import show
-from mcvae.runs.config import check_range
 from mcvae.runs.discovery import find
+from mcvae.runs.naming import check_range
 
 __all__ = ["Options", "run"]
 

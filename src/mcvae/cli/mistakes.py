@@ -1,4 +1,4 @@
-"""Turn an exception into the sentence that a user reads."""
+"""Turn an exception into one sentence for the user."""
 
 import traceback
 from pathlib import Path
@@ -24,7 +24,7 @@ def sentence(error: Exception) -> str:
             "--model.latent_dim, --method.num_steps or, of an evaluation, --memory."
         )
     if isinstance(error, RecursionError):
-        return "the settings refer to themselves. Write them out."
+        return "the settings refer to themselves. Write every value in full."
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if text and (kinds & _MEANT or isinstance(error, ValueError | OSError)):
         return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -76,7 +76,7 @@ def build_parser(commands: Sequence[str] | None = None) -> Any:
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """Expand shorthands: --data mnist to --data.name mnist, --method iwae-50 to its name and settings.
+    """Expand shorthands: --data mnist means --data.name=mnist, and --method iwae-50 its name and settings.
 
     >>> expand(["--data", "mnist", "--method=l-mcvae-sigmoid-k5"])[1:]
     ['--method.name=l-mcvae', '--method.schedule=sigmoid', '--method.num_steps=5']
@@ -114,7 +114,7 @@ def _check_options(name: str, parser: Any, arguments: Sequence[str]) -> None:
 
 
 def _check_networks(name: str, model: Any, arguments: Sequence[str]) -> None:
-    """Refuse code that a file names, such as the configuration of a run of somebody else."""
+    """Exit if a file names code to import: it may be the configuration of somebody else's run."""
     words = {word for argument in arguments for word in argument.partition("=")[::2]} | trusted_networks()
     for option in ("encoder", "decoder"):
         network = getattr(model, option)
@@ -134,6 +134,7 @@ def _reason(error: Exception, command: str) -> str:
 
 
 def _refuse(who: str, reason: str, word: str = "", known: Sequence[str] = ()) -> None:
+    """Print an error and exit; suggest the known word that is closest to a mistyped one, if there is one."""
     close = difflib.get_close_matches(word, known, n=1) if word else []
     hint = f" Did you mean {close[0]}?" if close else f" See {who} --help."
     print(f"{who}: error: {reason}{hint}", file=sys.stderr)

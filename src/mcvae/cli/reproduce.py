@@ -8,8 +8,7 @@ from pathlib import Path
 from mcvae.cli.progress import live_table
 from mcvae.experiments.cells import SweepError
 from mcvae.experiments.paper import NAMES, ReproductionOptions
-from mcvae.runs.config import check_range
-from mcvae.runs.naming import check_name
+from mcvae.runs.naming import check_name, check_range
 
 __all__ = ["Options", "run"]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mcvae.runs.config import check_range
+from mcvae.runs.naming import check_range
 from mcvae.runs.plain import RunError
 from mcvae.runs.storage import RunFolder, check_links, top_level
 

@@ -9,8 +9,8 @@ from mcvae.cli.progress import live_table
 from mcvae.experiments.cells import Cluster, chosen_threads, run_cells
 from mcvae.experiments.grid import Grid
 from mcvae.report.comparison import show as show_table
-from mcvae.runs.config import check_range
 from mcvae.runs.discovery import find
+from mcvae.runs.naming import check_range
 from mcvae.runs.records import write_records
 
 __all__ = ["Options", "run"]

@@ -1,4 +1,4 @@
-"""Likelihoods of whole data sets: how they are estimated, how far they can be believed, how they resume."""
+"""Likelihoods of whole data sets: estimated, certified, and resumed after an interruption."""
 
 from mcvae.evaluation.certificate import Certificate
 from mcvae.evaluation.portions import bytes_per_row, evenly_spaced

@@ -1,4 +1,4 @@
-"""What the mean log-likelihood of a set is worth: its remaining bias, and whether that is below the tolerance."""
+"""How much bias may remain in the mean log-likelihood of a set, and whether that is below the tolerance."""
 
 import math
 from typing import Any, NamedTuple
@@ -44,9 +44,9 @@ class Certificate(NamedTuple):
     def verdict(self, doubts: list[tuple[str, ...]], tolerance: float) -> str:
         """One sentence on the set.
 
-        A few doubtful data in a hundred do not spoil a mean, and noise of single data does not: what it costs the mean
-        is in the views. A view contradicts only if it exceeds the tolerance by more than its noise; without bounds from
-        both sides nothing independent confirms.
+        Up to five doubtful data in a hundred do not spoil the mean, nor does the noise of single data, which the views
+        contain. A view contradicts only if it exceeds the tolerance by more than its own noise. Only bounds from both
+        sides can confirm, since nothing else is independent of the estimate.
         """
         doubts = [tuple(name for name in found if name != "noisy") for found in doubts]
         reasons = {
@@ -72,11 +72,11 @@ class Certificate(NamedTuple):
 
 
 _USEFUL = 5
-"""Tolerances within which a certificate is worth the word "converged"; noise alone must not earn it."""
+"""How many tolerances may remain where a set is called "converged": beyond, noise may hide a contradiction."""
 
 
 def _figure(values: Tensor) -> Figure:
-    """Mean and standard error of what is known; a value that is infinite makes the mean so."""
+    """Mean and standard error of the known values; infinite if one of them is."""
     known = values[~values.isnan()].double()
     if not len(known):
         return math.nan, math.nan

@@ -1,5 +1,6 @@
-"""Data in whatever form they come, batch by batch, and how many rows of them memory holds."""
+"""Data in any form, batch by batch, and how many rows of them fit in memory."""
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from mcvae.core.bridge import Bridge
 from mcvae.core.randomness import draw
 
-__all__ = ["Data", "batches_of", "bytes_per_row", "evenly_spaced", "with_time_left"]
+__all__ = ["Data", "batches_of", "bytes_per_row", "evenly_spaced", "number_of_batches", "with_time_left"]
 
 Data = Tensor | np.ndarray[Any, Any] | Iterable[Any]
 """A tensor or an array `[N, ...]`, or batches of those, alone or first in a tuple."""
@@ -22,10 +23,22 @@ Data = Tensor | np.ndarray[Any, Any] | Iterable[Any]
 def batches_of(data: Data, like: Tensor) -> Iterator[Tensor]:
     """Batches of tensors on the device of `like`; of batches that are tuples, such as (x, y), the first part."""
     whole = _tensor(data) if isinstance(data, Tensor | np.ndarray) else None
-    for batch in torch.split(whole, 100) if whole is not None else data:
+    for batch in torch.split(whole, _BATCH) if whole is not None else data:
         x = _tensor(batch[0] if isinstance(batch, list | tuple) else batch)
         if len(x):
             yield x.to(like.device, like.dtype if x.is_floating_point() else None)
+
+
+_BATCH = 100
+"""Data in a batch, where they come as a whole."""
+
+
+def number_of_batches(data: Any) -> int | None:
+    """How many batches `batches_of` will make; None if that cannot be known."""
+    try:
+        return math.ceil(len(data) / _BATCH) if hasattr(data, "shape") else len(data)
+    except TypeError:  # a generator
+        return None
 
 
 def _tensor(x: Any) -> Tensor:
@@ -49,7 +62,7 @@ def evenly_spaced(number: int, limit: int) -> Tensor:
 
 
 def with_time_left(batches: Iterable[Any], number: int | None) -> Iterator[Any]:
-    """Pass batches on; after ten seconds, and every ten from then on, write to stderr how far it is."""
+    """Pass batches on, and write to stderr every ten seconds how many are done and how long the rest will take."""
     begin = last = time.monotonic()
     for done, batch in enumerate(batches):
         now = time.monotonic()
@@ -61,7 +74,7 @@ def with_time_left(batches: Iterable[Any], number: int | None) -> Iterator[Any]:
 
 
 def bytes_per_row(bridge: Bridge, generator: Generator | None = None) -> float:
-    """Bytes that the model keeps for the score of one latent, and as many again for its backward pass."""
+    """Bytes that the score of one latent takes: what the model keeps, and as much again for its backward pass."""
     held = 0
 
     def note(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ __all__ = ["Finished", "Saved", "fingerprint", "remove_saved"]
 
 
 def fingerprint(*parts: Any) -> str:
-    """Of the contents: finished batches are used again for the same model, objective, prior and data only.
+    """A digest of contents, by which saved batches are used again only for the same model, objective, prior and data.
 
     Tensors count by value, modules by their layout and tensors, functions by their code and by what they refer to.
 
@@ -36,34 +36,23 @@ def fingerprint(*parts: Any) -> str:
 def _feed(digest: Any, part: Any, seen: set[int]) -> None:
     if isinstance(part, Tensor):
         digest.update(str((part.dtype, tuple(part.shape))).encode())
-        if part.numel():
-            digest.update(
-                part.detach()
-                .cpu()
-                .clone(memory_format=torch.contiguous_format)
-                .reshape(-1)
-                .view(torch.uint8)
-                .numpy()
-                .tobytes()
-            )
+        flat = part.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
         return
     if id(part) in seen:
         return
     if isinstance(part, nn.Module):
         seen.add(id(part))
         digest.update(repr(part).encode())
-        for name, value in part.state_dict().items():
-            digest.update(name.encode())
-            _feed(digest, value, seen)
+        _feed(digest, part.state_dict(), seen)
         for module in part.modules():  # functions that modules hold are not in their state
             held = {name: value for name, value in vars(module).items() if isinstance(value, FunctionType)}
             _feed(digest, held, seen)
     elif isinstance(part, FunctionType):
         seen.add(id(part))
-        code = part.__code__
-        _feed_code(digest, code)
+        _feed_code(digest, part.__code__)
         closure = [cell.cell_contents for cell in part.__closure__ or ()]
-        used = {name: part.__globals__[name] for name in code.co_names if name in part.__globals__}
+        used = {name: part.__globals__[name] for name in part.__code__.co_names if name in part.__globals__}
         _feed(digest, [closure, part.__defaults__, used], seen)
     elif isinstance(part, partial):
         _feed(digest, [part.func, part.args, part.keywords], seen)
@@ -101,13 +90,13 @@ class Finished(NamedTuple):
     num_steps: int
     """Temperatures that the pilot chose."""
     moved: list[float]
-    """By how much the pilot's data moved when those were last doubled."""
+    """By how much the estimates of the pilot's data moved when those were last doubled."""
     rows: list[dict[str, Any]]
     """Of the table."""
 
 
 class Saved:
-    """Finished batches on disk: a line of JSON each, after one with the settings. Each shard has a file of its own."""
+    """Finished batches on disk: one line of JSON with the settings, then one per batch. Each shard has its own file."""
 
     def __init__(
         self,
@@ -124,7 +113,7 @@ class Saved:
         for path in _saved_files(folder):
             entries = self._load(path)
             self.done |= {(entry["batch"], entry["data"]): entry for entry in entries}
-            if path == self.path:  # without a torn line, and without what is of no use
+            if path == self.path:  # drop a torn line, and batches of other settings
                 scratch = path.with_name(f".{path.name}")
                 scratch.write_text("".join(json.dumps(line) + "\n" for line in [self.settings, *entries]))
                 os.replace(scratch, path)
@@ -134,7 +123,7 @@ class Saved:
         for line in path.read_text().splitlines():
             try:
                 lines.append(json.loads(line))
-            except json.JSONDecodeError:  # the line at which it was interrupted
+            except json.JSONDecodeError:  # the line that was being written when it was interrupted
                 break
         return lines[1:] if lines and lines[0] == self.settings else []
 

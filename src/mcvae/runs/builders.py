@@ -1,4 +1,4 @@
-"""From the settings of a method to its estimator. Imports torch when a builder is called, not before."""
+"""From the settings of a method to its estimator. torch is imported when a builder is called, not before."""
 
 from collections.abc import Callable
 from inspect import signature
@@ -15,7 +15,7 @@ Builder = Callable[["MethodConfig", int, int], "AnnealedEstimator"]
 
 
 def sampled(config: "MethodConfig", latent_dim: int, context_dim: int) -> "AnnealedEstimator":
-    """Build without steps."""
+    """Build an estimator without annealing."""
     from mcvae.core import recipes
 
     return recipes.vae(config.num_samples or 1, bound=_bound(config), gradient=config.gradient or "pathwise")

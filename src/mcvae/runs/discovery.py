@@ -1,4 +1,4 @@
-"""Find and read run folders and reproductions. No other module decides what a run is, or its state."""
+"""Find and read run folders and reproductions. Only this module decides what a run is and in which state."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ State = Literal["training", "interrupted", "diverged", "trained"]
 _DEPTH = 4
 """Folders below a given one that are searched."""
 FILES = ("config.yaml", "metrics.csv", "result.json", "evaluation.csv", "records.csv", "provenance.json")
-"""What is read of a run or a reproduction, and fetched of one at a URL."""
+"""The files of a run or a reproduction that are read, or fetched from a URL."""
 _NOT_SETTINGS = {
     *(f"run.{name}" for name in ("seed", "folder", "snapshots", "likelihood_every", "pictures_every", "log_every")),
     *("run.memory", "run.compile", "data.root"),
@@ -39,7 +39,7 @@ class Run:
     place: str
     """The folder or URL, as one would type it in a command."""
     name: str
-    """The folder, without what it has in common with the others."""
+    """The folder, without the parent that all folders share."""
     state: State
     result: RunResult
     """`result.json`; of an unfinished run, what its configuration says."""
@@ -83,14 +83,22 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Settings that affect the outcome, except the seed, by dotted name. Runs that agree in them form a group."""
         result = self.result
-        found = _flat(asdict(TrainConfig())) | _flat({k: v for k, v in self.config.items() if isinstance(v, dict)})
-        found = {name: value for name, value in found.items() if name not in _NOT_SETTINGS}
-        for name in [name for name in found if name.startswith("method.")]:
-            if not (name in ("method.step_size", "method.step_sizes") and _anneals(result.method)):
-                del found[name]
-        found |= {"method": self.key, "data.name": result.data, "run.epochs": result.epochs}
-        found |= {"data.transform": result.transform, "model.likelihood": result.likelihood}
-        found |= {"data.batch_size": result.batch_size}
+        given = _flat(asdict(TrainConfig())) | _flat({k: v for k, v in self.config.items() if isinstance(v, dict)})
+        # the key of the method says the rest
+        of_method = ("method.step_size", "method.step_sizes") if _anneals(result.method) else ()
+        found = {
+            name: value
+            for name, value in given.items()
+            if name not in _NOT_SETTINGS and (name in of_method or not name.startswith("method."))
+        }
+        found |= {
+            "method": self.key,
+            "data.name": result.data,
+            "data.transform": result.transform,
+            "data.batch_size": result.batch_size,
+            "model.likelihood": result.likelihood,
+            "run.epochs": result.epochs,
+        }
         if self.evaluation is not None:
             measured = {name: getattr(self.evaluation, name) for name in ("num_samples", "start", "spacing")}
             measured |= {k: v for k, v in self.evaluation.settings.items() if k in ("num_steps", "seed", "tuning")}
@@ -204,7 +212,7 @@ def _read_run(folder: Path, place: str, name: str, left_out: list[str]) -> Run:
 
 
 def _so_far(folder: Path, config: dict[str, Any]) -> RunResult:
-    """The result of an unfinished run, as far as its configuration tells."""
+    """The result of an unfinished run, from its configuration."""
     try:
         data, model, method, run = (config[part] for part in ("data", "model", "method", "run"))
         known = {name: value for name, value in method.items() if name in MethodConfig.__annotations__}

@@ -1,4 +1,4 @@
-"""Likelihoods by name: which data each is for, and the transform that they need. Imports no torch."""
+"""Likelihoods by name: the data that each is for, and the transform that they need. Imports no torch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ class LikelihoodEntry:
         builder: called as `(datum, sigma)`; `module.function` below `mcvae.models.likelihoods` is imported when needed.
         transforms: kinds of data it is for (pixels, counts, real), each with the transform that turns them into what
             it is a density of.
-        description: one line for a person.
+        description: one line of text.
         discrete: whether it gives probabilities of whole numbers, not densities.
     """
 

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mcvae.runs.builders import Builder, annealed, sampled
@@ -86,6 +86,11 @@ class Number(NamedTuple):
         """The piece of a key for a value."""
         return f"{self.prefix}{value}"
 
+    @property
+    def example(self) -> str:
+        """How the piece looks."""
+        return self.write(5)
+
 
 class Choice(NamedTuple):
     """A piece of a key that is one word of several, such as sigmoid.
@@ -106,6 +111,11 @@ class Choice(NamedTuple):
     def write(self, value: Any) -> str:
         """See `Number.write`."""
         return str(value)
+
+    @property
+    def example(self) -> str:
+        """See `Number.example`."""
+        return "|".join(self.words)
 
 
 @dataclass(frozen=True)
@@ -273,40 +283,43 @@ METHODS = {
 """Every method by the name that its keys begin with, in the order that tables show them."""
 
 
-def method_named(name: str) -> Method:
+def method_named(key: str) -> Method:
     """The method that a key, or a name alone, belongs to."""
-    known = [each for each in METHODS if name == each or name.startswith(f"{each}-")]
+    return METHODS[_name_in(key)]
+
+
+def _name_in(key: str) -> str:
+    known = [name for name in METHODS if key == name or key.startswith(f"{name}-")]
     if not known:
-        trained = [each for each, method in METHODS.items() if method.builder is not None]
-        close = difflib.get_close_matches(re.sub(r"-(k?\d.*)", "", name.lower()), trained, n=1)
+        trained = [name for name, method in METHODS.items() if method.builder is not None]
+        close = difflib.get_close_matches(re.sub(r"-(k?\d.*)", "", key.lower()), trained, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(
-            f"unknown method {name!r}; known: {', '.join(trained)}, alone or as in iwae-10, l-mcvae-sigmoid-k5, "
+            f"unknown method {key!r}; known: {', '.join(trained)}, alone or as in iwae-10, l-mcvae-sigmoid-k5, "
             f"a-mcvae-k3-n5.{hint}"
         )
-    return METHODS[max(known, key=len)]
+    return max(known, key=len)
 
 
 class _Key(NamedTuple):
     """A parsed key."""
 
-    name: str
     method: Method
     said: dict[str, Any]
-    """Fields of `MethodConfig` that the key names."""
+    """Fields of `MethodConfig` that the key names, `name` among them."""
     label: str
     rest: list[str]
     """Words of the key that no piece understands."""
 
 
 def _read(key: str) -> _Key:
-    method = method_named(key)
-    name = next(name for name, known in METHODS.items() if known is method)
-    said, label, rest = dict[str, Any](), method.title, [word for word in key.removeprefix(name).split("-") if word]
+    name, method = _name_in(key), method_named(key)
+    said: dict[str, Any] = {"name": name}
+    label, rest = method.title, [word for word in key.removeprefix(name).split("-") if word]
     for piece in method.pieces:
         if rest and (found := piece.read(rest[0])) is not None:
             said[piece.field], label, rest = found[0], label + found[1], rest[1:]
-    return _Key(name, method, said, label, rest)
+    return _Key(method, said, label, rest)
 
 
 def parse_key(key: str) -> MethodConfig:
@@ -315,24 +328,21 @@ def parse_key(key: str) -> MethodConfig:
     >>> parse_key("a-mcvae-sigmoid-k3").num_steps, parse_key("iwae-50").num_samples
     (3, 50)
     """
-    found = _read(key)
-    if found.rest or found.method.builder is None or found.said.get("num_samples") == 0:
-        shape = "".join([found.name, *(f"[-{_example(piece)}]" for piece in found.method.pieces)])
-        raise ValueError(f"unknown method {key!r}; keys of {found.name} look like {shape}.")
-    return MethodConfig(found.name, **found.said)
+    return MethodConfig(**said_by(key))
 
 
 def said_by(key: str) -> dict[str, Any]:
-    """The fields of `MethodConfig` that a key names, with their values.
+    """The fields of `MethodConfig` that a key names, with their values. A ValueError says what is wrong with a key.
 
     >>> said_by("iwae-50")
     {'name': 'iwae', 'num_samples': 50}
     """
-    return {"name": parse_key(key).name} | _read(key).said
-
-
-def _example(piece: Number | Choice) -> str:
-    return "|".join(piece.words) if isinstance(piece, Choice) else f"{piece.prefix}5"
+    found = _read(key)
+    if found.rest or found.method.builder is None or found.said.get("num_samples") == 0:
+        name = found.said["name"]
+        shape = "".join([name, *(f"[-{piece.example}]" for piece in found.method.pieces)])
+        raise ValueError(f"unknown method {key!r}; keys of {name} look like {shape}.")
+    return found.said
 
 
 def key_of(config: MethodConfig) -> str:
@@ -357,26 +367,16 @@ def settled(config: MethodConfig) -> MethodConfig:
     'sigmoid'
     """
     key = config.name
-    for name, said in said_by(key).items():
-        given = getattr(config, name)
-        if name != "name" and given not in (getattr(MethodConfig(), name), said):
-            raise ValueError(f"--method.{name} is {given}, but the method {key} says {said}.")
-        config = replace(config, **{name: said})
-    method, default = method_named(config.name), MethodConfig()
-    meant = {
-        "name",
-        "num_steps",
-        "num_samples",
-        "bound",
-        "alpha",
-        *method.own,
-        *(piece.field for piece in method.pieces),
-    }
-    for each in fields(MethodConfig):
-        given = getattr(config, each.name)
-        if each.name not in meant and given != getattr(default, each.name):
-            raise ValueError(f"--method.{each.name} {given} has no meaning for {config.name}; leave it out.")
-    return config
+    method, default, said = method_named(key), MethodConfig(), said_by(key)
+    meant = {"num_steps", "num_samples", "bound", "alpha", *method.own, *(piece.field for piece in method.pieces)}
+    for name, given in vars(config).items():
+        if name == "name" or given == getattr(default, name):
+            continue
+        if name in said and given != said[name]:
+            raise ValueError(f"--method.{name} is {given}, but the method {key} says {said[name]}.")
+        if name not in meant:
+            raise ValueError(f"--method.{name} {given} has no meaning for {said['name']}; leave it out.")
+    return replace(config, **said)
 
 
 def label_of(key: str) -> str:

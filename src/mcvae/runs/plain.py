@@ -1,11 +1,12 @@
-"""Plain files: written atomically, and read with checked types and errors that name the file."""
+"""Plain files: written atomically, read with checked types, and named in every error."""
 
 import csv
 import json
 import math
 import os
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -68,30 +69,34 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, A
     write_atomically(path, write)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
+@contextmanager
+def _reading(path: Path, form: str) -> Iterator[None]:
+    """Turn the errors of the system and of the parser of a form into a RunError that names the file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{path} does not exist. Is {path.parent} a run folder, and has the run finished?") from None
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not valid JSON ({error}). Remove it, or restore it from a copy.") from None
+        yield
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+    except (csv.Error, yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split()).removesuffix(".")
+        raise RunError(f"{path} is not valid {form}: {reason}. Restore it from a copy, or remove it.") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    if not path.exists():
+        raise RunError(f"{path} does not exist. Is {path.parent} a run folder, and has the run finished?")
+    with _reading(path, "JSON"):
+        content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise RunError(f"{path} must hold a JSON object, got {type(content).__name__}.")
     return content
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file as plain data; one that contains itself is refused."""
-    try:
+    """Read a YAML file as plain data; anchors that refer to themselves are refused."""
+    with _reading(path, "YAML"):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        json.dumps(content, default=str)  # finds circles
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise RunError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+        json.dumps(content, default=str)  # raises an error if the content refers to itself
     return content
 
 
@@ -99,13 +104,8 @@ def read_rows(path: Path) -> list[Row]:
     """Read a CSV file with a header; no rows if it does not exist."""
     if not path.exists():
         return []
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not valid CSV ({error}). Remove it, or restore it from a copy.") from None
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+    with _reading(path, "CSV"), open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
     for line, row in enumerate(rows, 2):
         if None in row or None in row.values():
             raise RunError(f"{path}, line {line}, does not have as many fields as the header.")
@@ -113,7 +113,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def checked(kind: type[T], value: Any, place: str) -> T:
-    """Check that a value read from a file is a `kind` (a dataclass, or a type of its fields). Ignore unknown keys.
+    """Check that a value read from a file has the type `kind`, such as a dataclass, whose unknown keys are ignored.
 
     >>> from mcvae.runs.config import RunConfig
     >>> checked(RunConfig, {"epochs": 3}, "run").epochs

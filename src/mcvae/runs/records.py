@@ -127,23 +127,28 @@ def summarise(records: Iterable[Record]) -> list[Summary]:
     for record in records:
         key = (record.dataset, record.method, record.epoch, record.metric, record.protocol)
         groups.setdefault(key, []).append(record)
-    return [Summary(*key, *_over_seeds(group)) for key, group in groups.items()]
+    return [_summary(group) for group in groups.values()]
 
 
-def _over_seeds(group: list[Record]) -> tuple[Any, ...]:
-    values = [record.value for record in group]
+def _summary(group: list[Record]) -> Summary:
+    """Of records that differ in their seeds only."""
+    first, values = group[0], [record.value for record in group]
     deviation = statistics.stdev(values) if len(values) > 1 else None
-    error = group[0].standard_error if deviation is None else deviation / math.sqrt(len(values))
-    return (
-        statistics.fmean(values),
-        deviation,
-        error,
-        len({record.seed for record in group}),
-        group[0].paper,
-        group[0].paper_deviation,
-        _mean(record.evaluations for record in group),
-        _mean(record.seconds for record in group),
-        max(values),
+    return Summary(
+        dataset=first.dataset,
+        method=first.method,
+        epoch=first.epoch,
+        metric=first.metric,
+        protocol=first.protocol,
+        mean=statistics.fmean(values),
+        deviation=deviation,
+        standard_error=first.standard_error if deviation is None else deviation / math.sqrt(len(values)),
+        num_seeds=len({record.seed for record in group}),
+        paper=first.paper,
+        paper_deviation=first.paper_deviation,
+        evaluations=_mean(record.evaluations for record in group),
+        seconds=_mean(record.seconds for record in group),
+        largest=max(values),
     )
 
 

@@ -42,11 +42,11 @@ class WeightCounts:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """What `mcvae evaluate` found on held-out data; see `mcvae.evaluate`. A number that is not known is None."""
+    """What `mcvae evaluate` found on held-out data; see `mcvae.evaluate`. Unknown numbers are None."""
 
     num_images: int | None = None
     unit: str = "images"
-    """What one counts: "images", or "rows" of data that are not images."""
+    """What `num_images` counts: "images", or "rows" of other data."""
     split: str = "test"
     verdict: str = "not converged: it has no verdict"
     nll: float | None = None
@@ -139,7 +139,7 @@ def read_snapshot(folder: Path) -> SnapshotResult:
 
 
 def write_result(folder: Path, result: SnapshotResult) -> None:
-    """Write `result.json`, without what is not known."""
+    """Write `result.json`; what is not known is left out."""
     content = {name.replace("_validation", "-validation"): value for name, value in asdict(result).items()}
     known = {name: value for name, value in content.items() if value is not None and value != ""}
     write_json(folder / "result.json", known)

@@ -1,4 +1,4 @@
-"""Run folders at a path or a URL, and their locks. A folder at a URL is used as a local copy and copied back."""
+"""Run folders at a path or a URL, and their locks. Of a folder at a URL a local copy is used, and copied back."""
 
 import atexit
 import shutil
@@ -16,11 +16,11 @@ __all__ = ["RunFolder", "check_links", "held", "hold", "lock_of", "top_level"]
 
 
 def check_links(folder: Path) -> None:
-    """Raise a RunError if a run folder holds links: writing through one that came from elsewhere may destroy files."""
+    """Raise a RunError if a run folder holds links: writing through a link could destroy files elsewhere."""
     for path in folder.rglob("*"):
         if path.is_symlink():
             raise RunError(
-                f"{path} is a link; a run folder is only written to if it has none. Put the file itself there."
+                f"{path} is a link, and run folders with links are not written to. Put the file itself there."
             )
 
 
@@ -125,13 +125,13 @@ class RunFolder:
         self._known = self._files()
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        """Time and size of what is there, without files that are being written, in the order of their writing."""
+        """Time and size of every file, oldest first; without hidden ones, which are still being written."""
         found = [path for path in self.path.rglob("*") if path.is_file() and not path.name.startswith(".")]
         stats = {path.relative_to(self.path).as_posix(): path.stat() for path in found}
         return {name: (s.st_mtime_ns, s.st_size) for name, s in sorted(stats.items(), key=lambda s: s[1].st_mtime_ns)}
 
     def push(self) -> None:
-        """Copy to the URL what has changed, oldest first: a sound checkpoint is there before the newest is replaced."""
+        """Copy changed files to the URL, oldest first: at any time, a sound checkpoint is there."""
         if self._system is None:
             return
         self._unsaved = True

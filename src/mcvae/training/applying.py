@@ -1,5 +1,6 @@
-"""A trained run applied to data: its own splits, or a file that it has never seen."""
+"""Apply a trained run to data: its own splits, or another file."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class AppliedRun:
         objective: its estimator.
         batches: data as the model sees them, in their order.
         transform: what was done to them.
-        places: where each datum came from, for a person.
+        places: where each datum came from, in words.
         seed: of the run.
     """
 
@@ -50,7 +51,7 @@ class AppliedRun:
 
     def encode(self, num_states: int = 0) -> dict[str, Array]:
         """Mean and scale of q, `[N, D]`; and states of posterior chains, `[N, num_states, D]`, if asked for."""
-        found = {name: list[Tensor]() for name in ("mean", "scale", "states")[: 3 if num_states else 2]}
+        found = defaultdict[str, list[Tensor]](list)
         for index, x in enumerate(self.batches):
             mean, scale = self.model.encode(x)
             found["mean"].append(mean)
@@ -72,7 +73,7 @@ class AppliedRun:
     def score(self, protocol: Protocol, memory: float = 1e9) -> Evaluation:
         """log p(x) of every datum with its error; see `mcvae.evaluate`.
 
-        Data far from all that the encoder has seen may have a q without width. All chains then start from the prior.
+        For data unlike any that the encoder has seen, q may have no width. Then all chains start from the prior.
         """
         options: dict[str, Any] = {"simulated": 0, "compare_iwae": False, "memory": memory, "seed": self.seed}
         try:

@@ -1,31 +1,26 @@
-"""What a run leaves behind while it trains: checkpoints, `metrics.csv`, pictures."""
+"""What a run writes while it trains: checkpoints, `metrics.csv`, pictures."""
 
-import io
 import os
 import sys
 import time
-import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from mcvae.core.randomness import draw, seeded_generator
 from mcvae.evaluation import Protocol, evaluate
 from mcvae.models import LatentVariableModel
-from mcvae.runs.plain import RunError, write_atomically, write_rows
+from mcvae.runs.plain import RunError, write_rows
 from mcvae.runs.storage import RunFolder
 from mcvae.training.module import VariationalTraining
 from mcvae.training.pictures import save_grid
 
 __all__ = [
-    "AtomicCheckpoints",
     "AveragedWeights",
     "Checkpoints",
     "HeldOutLikelihood",
@@ -33,63 +28,11 @@ __all__ = [
     "Pictures",
     "Snapshots",
     "Upload",
-    "latest_checkpoint",
 ]
 
 
-class AtomicCheckpoints(TorchCheckpointIO):
-    """Checkpoints appear whole or not at all, and are read back as tensors and plain containers only.
-
-    The file is a zip archive with a checksum for every tensor. torch does not verify them; we do.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write to a temporary file and rename it."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, lambda temporary: _save(checkpoint, temporary))
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """Verify the checksums and read, without executing anything."""
-        try:
-            with zipfile.ZipFile(path) as records:
-                damaged = records.testzip()
-            if damaged is not None:
-                raise ValueError(f"the checksum of {damaged} is wrong")
-            return torch.load(path, map_location=map_location, weights_only=True)
-        except Exception as error:
-            reason = str(error).split("\n")[0][:200]
-            raise RunError(f"the checkpoint {path} cannot be read ({type(error).__name__}: {reason}).") from error
-
-
-def _save(checkpoint: dict[str, Any], path: Path) -> None:
-    buffer = io.BytesIO()  # torch's own writer does not report a full disk
-    torch.save(checkpoint, buffer)
-    path.write_bytes(buffer.getbuffer())
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that can be read; None if the run has none yet. Damaged ones are reported and renamed."""
-    names = [folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous", "best")]
-    found = [path for path in names if path.exists()]
-    for path in found:
-        try:
-            AtomicCheckpoints().load_checkpoint(path, map_location="cpu")
-            return path
-        except RunError as error:
-            print(f"warning: {error} It is kept as {path.stem}.damaged; trying an earlier one.", file=sys.stderr)
-            with suppress(FileNotFoundError):  # another process of the same run has moved it
-                os.replace(path, path.with_suffix(".damaged"))
-    if found:
-        raise RunError(
-            f"no checkpoint in {folder / 'checkpoints'} can be read. Restore one from a copy, or train again with "
-            f"mcvae train --config {folder / 'config.yaml'} --run.folder ANOTHER."
-        )
-    return None
-
-
 def whole_epoch(trainer: Trainer) -> bool:
-    """Whether the epoch that ends has seen all of its batches; --trainer.max_steps can end training before."""
+    """Whether the epoch that ends has seen all of its batches; --trainer.max_steps can cut it short."""
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready >= trainer.num_training_batches
 
 
@@ -99,11 +42,11 @@ class _Remembering:
     remembered: ClassVar[tuple[str, ...]]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must remember."""
+        """What a resumed run needs."""
         return {name: getattr(self, name) for name in self.remembered}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with it. A checkpoint of an earlier release may lack some of it."""
+        """Restore it; a checkpoint of an earlier release may lack some."""
         for name in self.remembered:
             setattr(self, name, state_dict.get(name, getattr(self, name)))
 
@@ -144,7 +87,7 @@ class AveragedWeights(_Remembering, Callback):
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Move the average. Early steps move it further: it should not remember the initial weights."""
+        """Update the average. Early steps count for more, so that it forgets the initial weights."""
         weights = _learned(pl_module)
         self.updates += 1
         share = max(1 - self.decay, 1 / self.updates)
@@ -214,7 +157,7 @@ class HeldOutLikelihood(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Estimate and log."""
-        if self.every and len(self.images) and (trainer.current_epoch + 1) % self.every == 0:
+        if (trainer.current_epoch + 1) % self.every == 0:
             model = cast(VariationalTraining, pl_module).model
             found = evaluate(
                 model, self.images, protocol=self.protocol, simulated=0, compare_iwae=False, seed=self.seed
@@ -249,7 +192,7 @@ class Metrics(_Remembering, Checkpoint):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self._start, self._validated = time.perf_counter(), False
-        self._learning_rate = trainer.optimizers[0].param_groups[0]["lr"]  # at the end it is that of the next epoch
+        self._learning_rate = trainer.optimizers[0].param_groups[0]["lr"]  # the scheduler changes it before the end
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -258,7 +201,7 @@ class Metrics(_Remembering, Checkpoint):
         self.images += len(batch) * trainer.world_size
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that there is a new validation bound: Lightning keeps showing the old one."""
+        """Note that there is a new validation bound: Lightning also reports old ones."""
         self._validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -279,7 +222,7 @@ class Metrics(_Remembering, Checkpoint):
         if not self._validated:
             measured.pop("val_bound", None)
         if not self.likelihood_every or measured["epoch"] % self.likelihood_every:
-            measured.pop("val_nll", None)  # Lightning still shows that of an earlier epoch
+            measured.pop("val_nll", None)  # it is that of an earlier epoch
         row = {name: measured.get(name, "") for name in self.columns}
         self.rows.append(row)
         if trainer.is_global_zero:
@@ -311,7 +254,7 @@ class Pictures(Callback):
             self.draw(cast(VariationalTraining, pl_module).model, f"-{epoch:04d}")
 
     def draw(self, model: LatentVariableModel, suffix: str = "") -> list[Path]:
-        """Write both grids, and return their paths; nothing is drawn of data that are not images."""
+        """Write both grids and return their paths; draw nothing if the data are not images."""
         if not len(self.images):
             return []
         os.makedirs(self.folder, exist_ok=True)

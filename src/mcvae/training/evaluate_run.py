@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from mcvae.core.tuning import Tuning
-from mcvae.data import Batches
+from mcvae.data import Batches, Splits
 from mcvae.evaluation import PROTOCOLS, Evaluation, Protocol, evaluate, evenly_spaced, remove_saved, write_table
-from mcvae.runs.config import EvaluationSettings, read_config
+from mcvae.runs.config import EvaluationSettings, TrainConfig, read_config
 from mcvae.runs.likelihood import bits_of_cell
 from mcvae.runs.plain import RunError, write_atomically
 from mcvae.runs.results import (
@@ -80,17 +80,12 @@ def evaluate_run(
 def _evaluate(
     home: RunFolder, settings: EvaluationSettings, shard: tuple[int, int], progress: Any
 ) -> EvaluationSummary:
-    folder, split, epoch = home.path, settings.split, settings.epoch
+    folder, epoch = home.path, settings.epoch
     target = folder if epoch is None else snapshot_folder(folder, epoch)
     result = read_result(folder) if epoch is None else replace(read_snapshot(target), epoch=epoch)
     model, objective = load_run(target)
     config, images = prepare(read_config(folder), trusted=False)
-    if settings.limit is not None:  # evenly spaced, since files tend to be sorted in some way
-        config.data.limit, pixels = settings.limit, images.split(split)
-        images = images.thinned(split, evenly_spaced(len(pixels), settings.limit))
-    work = batches(images, config, split)
-    if not len(work):
-        raise ValueError(f"there are no {split} {images.unit} to evaluate on.")
+    work = _held_out(images, config, settings)
     if shard[0] >= len(work):  # more processes than batches
         return EvaluationSummary()
 
@@ -116,23 +111,40 @@ def _evaluate(
         progress=watched,
     )
     seconds = round(time.perf_counter() - begin, 2)
-    told = {"unit": images.unit, "split": split, "seconds": seconds, "settings": settings.identity()}
+    told = {"unit": images.unit, "split": settings.split, "seconds": seconds, "settings": settings.identity()}
     cell, bits = bits_of_cell(config.model.likelihood, config.data.transform), evaluation.summary["bits_per_dim"]
     told["bits_per_dim"] = None if cell is None else bits + cell
     summary = _summary(evaluation.summary | told)
-    if shard != WHOLE:
-        return summary
-    suffix = "" if split == "test" else f"-{split}"
-    write_atomically(target / f"evaluation{suffix}.csv", lambda path: write_table(evaluation, path))
-    if evaluation.tuning is not None:
-        write_atomically(target / "tuning.json", evaluation.tuning.save)
-    if images.kind == "pixels" and images.given is None and config.data.transform != "keep":
-        (target / "pictures").mkdir(exist_ok=True)
-        save_grid(_images(work, evaluation, 32), target / "pictures" / f"worst{suffix}.png", columns=8)
-    write_result(target, with_evaluation(result, summary))
-    remove_saved(target)
-    home.push()
+    if shard == WHOLE:
+        are_pictures = images.kind == "pixels" and images.given is None and config.data.transform != "keep"
+        _write(target, evaluation, settings.split, _images(work, evaluation, 32) if are_pictures else None)
+        write_result(target, with_evaluation(result, summary))
+        remove_saved(target)
+        home.push()
     return summary
+
+
+def _held_out(images: Splits, config: TrainConfig, settings: EvaluationSettings) -> Batches:
+    """The data to evaluate on: a limited number is evenly spaced, since files tend to be sorted in some way."""
+    split = settings.split
+    if settings.limit is not None:
+        config.data.limit, number = settings.limit, len(images.split(split))
+        images = images.thinned(split, evenly_spaced(number, settings.limit))
+    work = batches(images, config, split)
+    if not len(work):
+        raise ValueError(f"there are no {split} {images.unit} to evaluate on.")
+    return work
+
+
+def _write(folder: Path, evaluation: Evaluation, split: str, worst: Tensor | None) -> None:
+    """Write the table, the tuning, and the images that are explained worst, if the data are images."""
+    suffix = "" if split == "test" else f"-{split}"
+    write_atomically(folder / f"evaluation{suffix}.csv", lambda path: write_table(evaluation, path))
+    if evaluation.tuning is not None:
+        write_atomically(folder / "tuning.json", evaluation.tuning.save)
+    if worst is not None:
+        (folder / "pictures").mkdir(exist_ok=True)
+        save_grid(worst, folder / "pictures" / f"worst{suffix}.png", columns=8)
 
 
 def _protocol(settings: EvaluationSettings) -> Protocol:

@@ -1,11 +1,7 @@
-"""The weights of a run: built, saved with a checksum, and read without executing anything."""
+"""The weights of a run: saved with a checksum, and read without executing anything."""
 
 import hashlib
-import math
-import os
-import sys
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -15,21 +11,19 @@ from torch import Tensor, nn
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.data import TRANSFORMS, Splits, Standardization, Transform
 from mcvae.data.conditions import Coding, read_codings
-from mcvae.models import Datum, LatentVariableModel, build_model
-from mcvae.models.networks import linear_encoder
-from mcvae.runs.config import ModelConfig, TrainConfig, parse_config, read_config, trusted_networks
+from mcvae.models import Datum, LatentVariableModel
+from mcvae.runs.config import ModelConfig, TrainConfig
 from mcvae.runs.likelihood import transform_for
-from mcvae.runs.method import MethodConfig, method_named
+from mcvae.runs.method import MethodConfig
 from mcvae.runs.plain import RunError, checked, read_json, write_atomically, write_json
 from mcvae.runs.storage import RunFolder, top_level
+from mcvae.training.building import UntrustedError, build
 
 __all__ = [
-    "RunError",
-    "build",
+    "Described",
     "load",
     "load_run",
-    "parse_config",
-    "read_config",
+    "read_described",
     "save",
     "save_model",
     "snapshot_folder",
@@ -93,7 +87,7 @@ class Described:
 
 
 def read_described(folder: Path) -> Described:
-    """What a trained run says about its data."""
+    """Read what a trained run says about its data."""
     content = read_json(folder / "model.json")
     try:
         likelihood = str(content["model"]["likelihood"])
@@ -113,12 +107,12 @@ def read_described(folder: Path) -> Described:
 
 
 def snapshot_folder(folder: Path, epoch: int) -> Path:
-    """Where a run keeps its weights after an epoch; `load_run` reads them."""
+    """Where a run keeps its weights after an epoch, for `load_run`."""
     return folder / "epochs" / str(epoch)
 
 
 def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator]:
-    """The trained model and its estimator, from `model.json` and `model.safetensors`."""
+    """Read the trained model and its estimator from `model.json` and `model.safetensors`."""
     folder = _opened(folder).path
     described, path = read_json(folder / "model.json"), folder / "model.safetensors"
     if not path.is_file():
@@ -130,7 +124,7 @@ def load_run(folder: str | Path) -> tuple[LatentVariableModel, AnnealedEstimator
         model, objective = build(model_config, method, _datum(described))
         model.load_state_dict(_below("model.", tensors))
         objective.load_state_dict(_below("objective.", tensors))
-    except _UntrustedError:
+    except UntrustedError:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
@@ -215,74 +209,7 @@ def _write(folder: Path, tensors: dict[str, Tensor], described: dict[str, Any]) 
     write_json(folder / "model.json", described | {"sha256": hashlib.sha256(content).hexdigest()})
 
 
-class _UntrustedError(RunError):
-    """A run folder names code that the user has not trusted."""
-
-
-def _own_networks(model: ModelConfig, trusted: bool) -> tuple[Any, Any]:
-    """Import the encoder and the decoder that the user named as `module:name`; None for those not named."""
-    named = [path for path in (model.encoder, model.decoder) if path is not None]
-    if not trusted and not trusted_networks().issuperset(named):
-        raise _UntrustedError(
-            f"the run uses networks of your own, {' and '.join(named)}, and nothing that a folder names is imported. "
-            f"If you trust them, set the environment variable MCVAE_NETWORKS={','.join(named)}; or build the model in "
-            "Python and use mcvae.load(folder, into=model)."
-        )
-    return _imported(model.encoder), _imported(model.decoder)
-
-
-_OURS = {"linear": linear_encoder}
-
-
-def _imported(path: str | None) -> Any:
-    if path is None or path in _OURS:
-        return _OURS.get(path or "")
-    module, _, name = path.partition(":")
-    here = os.getcwd()
-    hidden = here not in sys.path  # python -m looks there, an installed command does not
-    if hidden:
-        sys.path.append(here)
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"the network {path!r} cannot be imported: {error}. Write it as module:Class.") from error
-    finally:
-        if hidden:
-            sys.path.remove(here)
-
-
 def _datum(described: dict[str, Any]) -> Datum:
     """What `model.json` says about the data. Early releases knew pixels only, and did not say so."""
     conditions = sum(coding.size for coding in read_codings(described.get("conditions", [])))
     return Datum(tuple(described["shape"]), described.get("kind", "pixels"), described.get("levels", 256), conditions)
-
-
-def build(
-    model: ModelConfig, method: MethodConfig, datum: Datum, *, trusted: bool = False
-) -> tuple[LatentVariableModel, AnnealedEstimator]:
-    """Untrained model and estimator of a resolved configuration.
-
-    Args:
-        model, method: the configuration.
-        datum: what one datum is.
-        trusted: whether the person at the computer has named the networks, and not a file in a run folder. Those of a
-            folder are imported only if the environment variable MCVAE_NETWORKS lists them, separated by commas.
-    """
-    latent_dim = model.latent_dim or 0
-    encoder, decoder = _own_networks(model, trusted)
-    network = build_model(
-        datum.shape,
-        latent_dim,
-        kind=datum.kind,
-        levels=datum.levels,
-        network=model.network,
-        likelihood=model.likelihood,
-        sigma=model.sigma,
-        flow=None if model.flow == "none" else model.flow,
-        prior=model.prior,
-        prior_components=model.prior_components,
-        conditions=datum.conditions,
-        encoder=encoder,
-        decoder=decoder,
-    )
-    return network, method_named(method.name).build(method, latent_dim, math.prod(datum.shape) + datum.conditions)

@@ -21,7 +21,7 @@ __all__ = ["DivergedError", "VariationalTraining"]
 
 
 _MIXING = (torch.nn.modules.batchnorm._BatchNorm,)
-"""Layers through which rows influence each other while they are trained."""
+"""Layers through which the rows of a batch influence each other in training."""
 
 _KINDS = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD)
 OPTIMIZERS: dict[str, Any] = {kind.__name__.lower(): kind for kind in _KINDS}
@@ -35,8 +35,8 @@ class DivergedError(RuntimeError):
 class VariationalTraining(LightningModule):
     """Maximise a Monte Carlo bound.
 
-    Random numbers of a step are a function of (seed, epoch, batch) and of a row's place in the batch that all processes
-    share in equal parts. So a resumed run continues bit for bit, and the number of processes does not matter.
+    The random numbers of a step depend only on (seed, epoch, batch) and on a row's place in the batch, which the
+    processes share in equal parts. So a resumed run continues bit for bit, and the number of processes does not matter.
 
     Args:
         model: what is trained.
@@ -72,12 +72,12 @@ class VariationalTraining(LightningModule):
     """Steps that were not taken because loss or gradient was not finite."""
 
     def on_fit_start(self) -> None:
-        """Warn of layers in which the rows of a batch influence each other: a score would contain other rows' terms."""
+        """Warn of batch normalisation, through which rows of a batch influence each other: scores would mix them."""
         mixing = [name for name, layer in self.model.named_modules() if isinstance(layer, _MIXING)]
         if mixing and self.num_steps:
             warnings.warn(
                 f"{', '.join(mixing)}: batch normalisation lets the rows of a batch influence each other, so that the "
-                "score of one chain contains the others and the bound is not what it says. Use group or layer "
+                "score of a chain depends on the other chains, and the bound does not hold. Use group or layer "
                 "normalisation.",
                 stacklevel=2,
             )
@@ -123,7 +123,7 @@ class VariationalTraining(LightningModule):
 
     @property
     def kl_weight(self) -> float:
-        """β of this epoch."""
+        """β, the weight of the KL divergence in this epoch."""
         return min(1.0, (self.current_epoch + 1) / (self.config.kl_warmup + 1))
 
     def _log_step(self, seen: Tensor) -> None:
@@ -153,14 +153,14 @@ class VariationalTraining(LightningModule):
         return torch.stack([p.sum() for p in self.parameters() if p.requires_grad]).sum() * math.nan
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Clip the gradient; leave out the step if it is not finite, count it, and give up after too many."""
+        """Clip the gradient. A step whose gradient is not finite is skipped and counted; too many end training."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.clip or math.inf)
         if bool(norm.isfinite()):
             self.skipped_in_a_row = 0
             return
         for parameter in parameters:
-            parameter.grad = None  # Adam passes over it, momentum included
+            parameter.grad = None  # so that Adam leaves parameter and momentum alone
         self._estimate = None
         self.objective.step_sizes.shorten()  # otherwise the next step would diverge as well
         self.skipped += 1
@@ -170,7 +170,7 @@ class VariationalTraining(LightningModule):
 
     def _complain(self) -> None:
         cause = (
-            "The parameters themselves are not finite: the damage was done earlier."
+            "The parameters themselves are not finite: an earlier step has ruined them."
             if not all(bool(p.isfinite().all()) for p in self.parameters())
             else "Likely causes: step sizes too long for this model (try --method.step_size 0.001), a learning rate "
             "too high (try --optimizer.learning_rate 0.0003), or a likelihood whose scale collapses."
@@ -190,7 +190,7 @@ class VariationalTraining(LightningModule):
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """The bound of one validation batch; changes nothing."""
-        if not len(batch):  # it is another process's
+        if not len(batch):  # another process has it
             return
         try:
             estimate = self.objective(self.model.bridge(batch), generator=self._generator("validation", batch_idx))
@@ -230,7 +230,7 @@ class VariationalTraining(LightningModule):
         self._seen.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remember how long training has been non-finite, and the number of threads."""
+        """Save how many steps in a row were skipped, and the number of threads."""
         checkpoint["skipped_in_a_row"] = self.skipped_in_a_row
         checkpoint["threads"] = torch.get_num_threads()
 
@@ -240,7 +240,7 @@ class VariationalTraining(LightningModule):
         recall_threads(checkpoint.get("threads"))
 
     def _generator(self, purpose: str, batch_idx: int, shared: bool = False) -> torch.Generator:
-        """The generator of a batch, which this process has to itself or shares with the others."""
+        """The generator of a batch that this process has to itself, or shares with the others."""
         epoch = self.current_epoch if purpose == "train" else 0
         place = {"rank": self.global_rank, "world_size": self.trainer.world_size} if shared else {}
         return seeded_generator(purpose, self.seed, epoch, batch_idx, 0, device=self.device, **place)

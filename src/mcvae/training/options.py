@@ -1,4 +1,4 @@
-"""Options of Lightning's Trainer, checked before Lightning is imported, which takes seconds."""
+"""Options of Lightning's Trainer, checked without importing Lightning, which takes seconds."""
 
 import ast
 from collections.abc import Mapping

@@ -30,7 +30,7 @@ def batches(
 def prepare(config: TrainConfig, *, trusted: bool = True) -> tuple[TrainConfig, Splits]:
     """Load the data and replace every "auto" of the configuration.
 
-    Unless the configuration is trusted, nothing is downloaded to the folder that it names: it may come from others.
+    A configuration that is not trusted may come from others: nothing is downloaded to the folder that it names.
     """
     check(config)
     check_trainer(config.trainer)

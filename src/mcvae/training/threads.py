@@ -1,4 +1,4 @@
-"""How many threads torch should use: one for small batches, and no more than there are idle cores."""
+"""How many threads torch should use: one for small batches, and at most one per idle core."""
 
 import os
 import time
@@ -14,8 +14,8 @@ __all__ = ["free_cores", "recall_threads", "threads_for"]
 def threads_for(values: int | None = None) -> Iterator[None]:
     """Choose the number of threads for batches of `values` numbers, large if None, unless the user chose it.
 
-    On small batches a second thread costs more than it saves. If another process keeps a core busy, two threads wait
-    for each other, and one is faster.
+    On small batches a second thread costs more than it saves. While another process keeps a core busy, threads wait for
+    each other, and fewer are faster.
     """
     before = torch.get_num_threads()
     if not _chosen_by_user():
@@ -28,13 +28,13 @@ def threads_for(values: int | None = None) -> Iterator[None]:
 
 
 def recall_threads(number: int | None) -> None:
-    """Use as many threads as a run had when it was interrupted: the last digit of sums depends on it."""
+    """Use as many threads as a run had when it was interrupted: the last digits of sums depend on their number."""
     if number is not None and not _chosen_by_user():
         torch.set_num_threads(number)
 
 
 def free_cores(seconds: float = 0.25) -> int:
-    """Cores that other processes have left idle for this time, at least one; all where the system does not say.
+    """How many cores other processes leave idle during this time, at least one; all cores where this is not known.
 
     Processes of low priority (`nice`) do not count: they yield the core.
     """

@@ -13,7 +13,7 @@ from lightning.pytorch import loggers
 
 from mcvae._extras import needs_extra
 from mcvae.runs.config import TrainConfig
-from mcvae.training.callbacks import AtomicCheckpoints
+from mcvae.training.checkpoints import AtomicCheckpoints
 from mcvae.training.options import check_trainer
 
 __all__ = ["build_trainer"]
