@@ -8,6 +8,7 @@ from typing import Any
 
 from mcvae.data import DATASETS
 from mcvae.experiments.cells import Cell
+from mcvae.experiments.image_tables import training_cell
 from mcvae.runs.config import DataConfig, EvaluationSettings, RunConfig, TrainConfig, check, check_range, parse_config
 from mcvae.runs.method import parse_key
 from mcvae.runs.naming import check_name
@@ -16,7 +17,6 @@ from mcvae.training.options import check_trainer
 
 __all__ = ["Grid"]
 
-_TASK = "mcvae.experiments.image_tables:run"  # by name, since it imports torch
 _OF_THE_GRID = ("run.folder", "run.seed", "data.name", "method.name")
 
 
@@ -68,13 +68,7 @@ class Grid:
         parsed = parse_config(config)
         check(parsed)
         check_trainer(parsed.trainer)
-        described = {
-            "config": config,
-            "evaluation": dict(self.evaluation),
-            "method": "-".join([method, *words]),
-            "protocol": "clean",
-        }
-        return Cell("-".join([dataset, method, *words, f"s{seed}"]), _TASK, described, ("evaluation",))
+        return training_cell(dataset, "-".join([method, *words]), config, dict(self.evaluation))
 
 
 def _plain(value: Any) -> str:

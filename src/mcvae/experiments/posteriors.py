@@ -1,11 +1,8 @@
 """The public benchmark of posteriors: bounds and evidence of single densities, by every method of the package."""
 
-import csv
 import math
 import time
-from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,9 @@ from mcvae.core.schedules import LearnedSchedule
 from mcvae.core.step_sizes import LearnedStepSizes, RelativeStepSizes
 from mcvae.experiments.cells import Cell
 from mcvae.experiments.densities import TARGETS, Target, load_target
-from mcvae.experiments.paper import POSTERIOR_METHODS, POSTERIOR_STEPS
+from mcvae.experiments.fitting import maximise
+from mcvae.experiments.paper import POSTERIOR_METHODS, POSTERIOR_STEPS, ReproductionOptions
+from mcvae.runs.plain import read_rows
 from mcvae.runs.records import Record
 
 __all__ = ["LEARNED", "cells", "published_elbo", "run"]
@@ -39,23 +38,20 @@ SIZES: dict[str, dict[str, Any]] = {
 """The published numbers took 150,000 updates; ours a tenth."""
 
 
-def cells(
-    preset: str, seeds: int, methods: Sequence[str] | None = None, densities: Sequence[str] | None = None
-) -> list[Cell]:
+def cells(options: ReproductionOptions) -> list[Cell]:
     """A cell per density, method, K and seed; K = 0 for VI."""
-    densities = densities or (_QUICK if preset == "quick" else tuple(TARGETS))
-    wanted = methods or POSTERIOR_METHODS
+    quick, wanted = options.preset == "quick", options.methods or POSTERIOR_METHODS
     return [
         Cell(
             f"posterior-{density}-{method}-k{number}-s{seed}",
             f"{__name__}:run",
-            {"density": density, "method": method, "num_steps": number, "seed": seed} | SIZES[preset],
+            {"density": density, "method": method, "num_steps": number, "seed": seed} | SIZES[options.preset],
         )
-        for density in densities
+        for density in options.densities or (_QUICK if quick else TARGETS)
         for method in POSTERIOR_METHODS
         for number in ((0,) if method == "vi" else POSTERIOR_STEPS)
-        if f"{method}-k{number}" in wanted or (method in wanted and (preset == "paper" or number in (0, 8)))
-        for seed in range(seeds)
+        if f"{method}-k{number}" in wanted or (method in wanted and (not quick or number in (0, 8)))
+        for seed in range(options.seeds or 1)
     ]
 
 
@@ -64,13 +60,12 @@ _QUICK = ("funnel", "banana", "many-well", "mixture-40")
 
 @cache
 def _published() -> dict[tuple[str, str, int], float]:
-    with files("mcvae.experiments").joinpath("posteriors.csv").open() as file:
-        rows = csv.DictReader(file)
-        return {(row["dataset"], row["method"], int(row["num_steps"])): float(row["elbo"]) for row in rows}
+    rows = read_rows(Path(__file__).with_name("posteriors.csv"))
+    return {(row["dataset"], row["method"], int(row["num_steps"])): float(row["elbo"]) for row in rows}
 
 
 def published_elbo(density: str, method: str, num_steps: int) -> float | None:
-    """The published ELBO of the CMCD repository after 150,000 updates; None if there is none.
+    """The ELBO that the CMCD repository publishes, after 150,000 updates; None if there is none.
 
     >>> published_elbo("sonar", "cmcd", 8)
     -112.27
@@ -101,12 +96,12 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     begin = time.process_time()
     initial = MeanField(target.latent_dim)
     objective = recipes.vae(_CHAINS)
-    _maximise(objective, initial, target, min(updates, 3000), seed, rate=1e-2)
+    _fit(objective, initial, target, min(updates, 3000), seed, rate=1e-2)
     evaluations = min(updates, 3000) * _CHAINS
     generator = seeded_generator("weights", density, method, number, seed)
     if method in LEARNED:
         objective = _objective(method, number, target.latent_dim, compiled=settings["compile"])
-        _maximise(objective, initial, target, updates, seed, rate=1e-3 * math.sqrt(64 / number))
+        _fit(objective, initial, target, updates, seed, rate=1e-3 * math.sqrt(64 / number))
         evaluations += updates * _CHAINS * objective.num_evaluations
     with torch.no_grad():
         bridge = initial(target)
@@ -173,28 +168,18 @@ def _objective(method: str, num_steps: int, latent_dim: int, *, compiled: bool) 
     return made
 
 
-def _maximise(
+def _fit(
     objective: AnnealedEstimator, initial: MeanField, target: Target, num_updates: int, seed: int, *, rate: float
 ) -> None:
-    """Adam with a rate for networks and q that falls to 0 along a cosine.
+    """Maximise the bound, with one learning rate for networks and q, and another for the rest.
 
-    Gradients of long chains are noisier, so their rate is lower. Step sizes, temperatures and frictions have a rate of
-    their own, and a higher one: they are few, and far from where they should be.
+    Gradients of long chains are noisier, so networks learn more slowly there. Step sizes, temperatures and frictions
+    have a higher rate: they are few, and far from where they should be.
     """
     networks = [parameter for name, parameter in objective.named_parameters() if ".control." in name]
     known = {id(p) for p in networks}
     scalars = [p for p in objective.parameters() if p.requires_grad and id(p) not in known]
-    groups = [{"params": [*initial.parameters(), *networks], "lr": rate}]
+    groups: list[dict[str, Any]] = [{"params": [*initial.parameters(), *networks], "lr": rate}]
     if scalars:
         groups.append({"params": scalars, "lr": 1e-2})
-    optimizer = torch.optim.Adam(groups)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_updates)
-    noise = seeded_generator("chains", seed)
-    parameters = [p for group in groups for p in group["params"]]  # type: ignore[attr-defined]
-    for _ in range(num_updates):
-        estimate = objective(initial(target), generator=noise)
-        optimizer.zero_grad()
-        torch.autograd.backward(estimate.loss.mean())
-        nn.utils.clip_grad_norm_(parameters, 10.0)
-        optimizer.step()
-        scheduler.step()
+    maximise(objective, lambda: initial(target), groups, num_updates, seed)

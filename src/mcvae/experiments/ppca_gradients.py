@@ -20,10 +20,11 @@ from mcvae.core.step_sizes import FixedStepSizes
 from mcvae.data import DataError, load_images
 from mcvae.experiments.cells import Cell
 from mcvae.experiments.fitting import evaluations_per_datum, fit
+from mcvae.experiments.paper import ReproductionOptions
 from mcvae.models import PPCA, GaussianEncoder, LatentVariableModel
 from mcvae.runs.records import Record
 
-__all__ = ["ESTIMATORS", "cells", "measure", "run"]
+__all__ = ["ESTIMATORS", "arrays", "cells", "measure", "run"]
 
 SIZES: dict[str, dict[str, Any]] = {
     "quick": {"latent_dim": 20, "data_dim": 100, "replicates": 100, "num_updates": 500},
@@ -74,9 +75,16 @@ ESTIMATORS = {
 """The estimators of the figures, some to compare them with, and a biased one that the check must reject."""
 
 
-def cells(preset: str, seeds: int) -> list[Cell]:
+def cells(options: ReproductionOptions) -> list[Cell]:
     """A cell per seed: all estimators share the fitted q. Replicates, not seeds, are what the paper's boxes show."""
-    return [Cell(f"ppca-s{seed}", f"{__name__}:run", {"seed": seed} | SIZES[preset]) for seed in range(seeds)]
+    size = SIZES[options.preset]
+    return [Cell(f"ppca-s{seed}", f"{__name__}:run", {"seed": seed} | size) for seed in range(options.seeds or 1)]
+
+
+def arrays(root: Path, cells: list[Cell]) -> dict[str, Any]:
+    """What the figure shows: the replicates of the first seed."""
+    path = root / cells[0].name / "replicates.npz"
+    return dict(numpy.load(path)) if path.exists() else {}
 
 
 def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
