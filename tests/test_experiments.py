@@ -165,7 +165,7 @@ def test_every_experiment_leaves_records_table_and_figure(tiny, name, capsys, mo
     assert provenance["versions"]["torch"] == torch.__version__
     assert "standard" in capsys.readouterr().out
     # a second time, nothing is run
-    monkeypatch.setattr("mcvae.experiments.cells._attempt", lambda *_: pytest.fail("a finished cell was run again"))
+    monkeypatch.setattr("mcvae.experiments.cells.attempt", lambda *_: pytest.fail("a finished cell was run again"))
     assert main(arguments) == 0
 
 

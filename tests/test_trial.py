@@ -17,7 +17,8 @@ from lightning import Trainer
 
 import mcvae
 from mcvae.cli import main
-from mcvae.experiments.cells import Attempts, Cell, SweepError, _look, _write_attempts, run_cells
+from mcvae.experiments.cell import Attempts, Cell, SweepError, progress_of, write_attempts
+from mcvae.experiments.cells import run_cells
 from mcvae.experiments.grid import Grid
 from mcvae.report.comparison import answers, groups, rows
 from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
@@ -355,21 +356,21 @@ def test_what_changed_in_the_evaluation_repeats_the_evaluation_only(tmp_path):
 
 def test_a_cell_that_ends_while_somebody_looks_is_not_called_failed(tmp_path, monkeypatch):
     """The records appear after the first look at them, and the lock is free: it has just been done."""
-    from mcvae.experiments import cells
+    from mcvae.experiments import cell
 
     folder = tmp_path / "cell"
     folder.mkdir()
-    _write_attempts(folder, Attempts(1, "exited without an error", running=True))
+    write_attempts(folder, Attempts(1, "exited without an error", running=True))
 
     def finish(*_):
         (folder / "records.csv").write_text("")
         return False
 
-    monkeypatch.setattr(cells, "held", finish)
-    assert _look(folder).status == "done"
+    monkeypatch.setattr(cell, "held", finish)
+    assert progress_of(folder).status == "done"
     (folder / "records.csv").unlink()
-    monkeypatch.setattr(cells, "held", lambda *_: False)
-    assert _look(folder).status == "failed"
+    monkeypatch.setattr(cell, "held", lambda *_: False)
+    assert progress_of(folder).status == "failed"
 
 
 def test_success_leaves_no_complaint(tmp_path):

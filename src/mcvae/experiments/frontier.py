@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
 from mcvae.experiments.image_tables import SIMULATED, training_cells
 from mcvae.experiments.paper import ReproductionOptions
 from mcvae.runs.config import DataConfig, ModelConfig, TrainConfig

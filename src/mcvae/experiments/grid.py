@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from mcvae.data import DATASETS
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
 from mcvae.experiments.image_tables import training_cell
 from mcvae.runs.config import DataConfig, EvaluationSettings, RunConfig, TrainConfig, check, check_range, parse_config
 from mcvae.runs.method import parse_key

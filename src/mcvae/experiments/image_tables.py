@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
 from mcvae.experiments.paper import ReproductionOptions
 from mcvae.runs.config import (
     DataConfig,

@@ -20,7 +20,7 @@ from mcvae.core.kernels import Kernel, mala, ula, underdamped
 from mcvae.core.randomness import seeded_generator
 from mcvae.core.schedules import LearnedSchedule
 from mcvae.core.step_sizes import LearnedStepSizes, RelativeStepSizes
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
 from mcvae.experiments.densities import TARGETS, Target, load_target
 from mcvae.experiments.fitting import maximise
 from mcvae.experiments.paper import POSTERIOR_METHODS, POSTERIOR_STEPS, ReproductionOptions

@@ -18,7 +18,7 @@ from mcvae.core.gradients import ControlVariate, leave_one_out, no_control_varia
 from mcvae.core.randomness import seeded_generator
 from mcvae.core.step_sizes import FixedStepSizes
 from mcvae.data import DataError, load_images
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
 from mcvae.experiments.fitting import evaluations_per_datum, fit
 from mcvae.experiments.paper import ReproductionOptions
 from mcvae.models import PPCA, GaussianEncoder, LatentVariableModel

@@ -14,7 +14,8 @@ import torch
 
 import mcvae
 from mcvae.experiments import frontier, image_tables, posteriors, ppca_gradients, toy_parameters, toy_posterior
-from mcvae.experiments.cells import Cell, Progress, look, run_cells
+from mcvae.experiments.cell import Cell, Progress
+from mcvae.experiments.cells import look, run_cells
 from mcvae.experiments.paper import ReproductionOptions, paper_value
 from mcvae.runs.plain import write_json
 from mcvae.runs.records import Record, read_records, write_records

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mcvae.core.randomness import seeded_generator
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
 from mcvae.experiments.fitting import TOY_METHODS, TOY_SEEDS, encoder, fit, toy_objective
 from mcvae.experiments.paper import ReproductionOptions
 from mcvae.models import LatentVariableModel, Ring
