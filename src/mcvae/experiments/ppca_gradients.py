@@ -172,7 +172,6 @@ def measure(
     seed: int,
     *,
     pathwise: bool = False,
-    epsilon: float = 0.01,
 ) -> Measurement:
     """Replicate a bound and its gradient in θ, and compare with the exact ones.
 
@@ -186,7 +185,7 @@ def measure(
     evidence = ppca.log_evidence(x).mean()
     exact = _flat(torch.autograd.grad(evidence, theta))
     scale = _flat([torch.zeros_like(ppca.theta_0), ppca.theta_1.detach()])
-    errors, derivatives, differences = (torch.empty(replicates, dtype=torch.float64) for _ in range(3))
+    errors, derivatives = torch.empty(2, replicates, dtype=torch.float64)
     mean, squares = torch.zeros_like(exact), torch.zeros_like(exact)
     begin = time.perf_counter()
     for index in range(replicates):
@@ -197,32 +196,41 @@ def measure(
         mean += gradient / replicates
         squares += gradient.square() / replicates
     seconds = (time.perf_counter() - begin) / replicates
-    for index in range(replicates):
-        plus, minus = (
-            _bound_at_scale(model, objective, x, sign * epsilon, seeded_generator("difference", seed, index))
-            for sign in (1, -1)
-        )
-        differences[index] = (plus - minus) / (2 * epsilon)
+    differences = _differences(model, objective, x, replicates, seed)
     variance = float((squares - mean.square()).sum()) * replicates / (replicates - 1)
     own = mean.square().sum().item() - variance / replicates  # the squared norm of the mean, without its bias
     off = (mean - exact).square().sum().item() - variance / replicates
-    root = math.sqrt(replicates)
+    root, norm, spread = math.sqrt(replicates), float(exact.norm()), float(errors.var())
     distance = (derivatives.mean() - differences.mean()) / (derivatives.var() + differences.var()).sqrt() * root
-    spread = float(errors.var())
     metrics: dict[str, tuple[float, float | None]] = {
         "log_evidence_error": (float(errors.mean()), float(errors.std()) / root),
         "log_evidence_variance": (spread, spread * math.sqrt(2 / (replicates - 1))),
         "gradient_variance": (variance, None),
         "variance_times_cost": (variance * evaluations_per_datum(objective), None),
         "gradient_snr": (math.sqrt(max(own, 0.0) / variance), None),
-        "gradient_bias": (
-            math.sqrt(max(off, 0.0)) / float(exact.norm()),
-            math.sqrt(variance) / root / float(exact.norm()),
-        ),
+        "gradient_bias": (math.sqrt(max(off, 0.0)) / norm, math.sqrt(variance) / root / norm),
         "derivative_z": (float(distance), 1.0),
     }
     derivative_errors = derivatives - float(exact @ scale)
     return Measurement(metrics, errors.numpy(), derivative_errors.numpy(), seconds)
+
+
+def _differences(
+    model: LatentVariableModel, objective: AnnealedEstimator, x: Tensor, replicates: int, seed: int
+) -> Tensor:
+    """Derivatives of the bound along the scale of θ₁, `[R]`, by central differences with common random numbers."""
+    found = torch.empty(replicates, dtype=torch.float64)
+    for index in range(replicates):
+        plus, minus = (
+            _bound_at_scale(model, objective, x, log_scale, seeded_generator("difference", seed, index))
+            for log_scale in (_EPSILON, -_EPSILON)
+        )
+        found[index] = (plus - minus) / (2 * _EPSILON)
+    return found
+
+
+_EPSILON = 0.01
+"""Half the change of log θ₁ between the bounds of a difference."""
 
 
 @torch.no_grad()
