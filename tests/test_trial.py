@@ -20,7 +20,8 @@ from mcvae.cli import main
 from mcvae.experiments.cell import Attempts, Cell, SweepError, progress_of, write_attempts
 from mcvae.experiments.cells import run_cells
 from mcvae.experiments.grid import Grid
-from mcvae.report.comparison import answers, groups, rows
+from mcvae.report.comparison import answers, comparison
+from mcvae.report.groups import groups
 from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from mcvae.runs.discovery import find
 from mcvae.runs.plain import RunError
@@ -87,9 +88,9 @@ def test_only_seeds_are_averaged_and_the_answer_is_the_first_row(tmp_path):
     changed(tmp_path / "vae-short", nll=40.0, run__epochs=3)
     changed(tmp_path / "l-mcvae", "l-mcvae", nll=25.15)
     found = groups(find([str(tmp_path)]).runs)
-    first = rows(found)[1][0]
+    first = comparison(found).rows[0]
     (answer,) = answers(found)
-    assert first[2].text == "vae (epochs 300)"
+    assert first[2] == "vae (epochs 300)"
     assert "vae (epochs 300) explains the 40 test images best, with NLL 24.15" in answer.headline
     assert [group.label for group in found] == ["vae (epochs 300)", "l-mcvae-k5 (epochs 12)", "vae (epochs 3)"]
     assert [len(group.runs) for group in found] == [1, 1, 1]

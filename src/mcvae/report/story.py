@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy
 
-from mcvae.report.comparison import paired_difference
 from mcvae.report.figures import draw_story
+from mcvae.report.groups import paired_difference
 from mcvae.report.page import Story
 from mcvae.runs.discovery import Found
 from mcvae.runs.method import label_of, method_named
