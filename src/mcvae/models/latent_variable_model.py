@@ -197,13 +197,11 @@ class LatentVariableModel(nn.Module):
             raise ValueError(
                 'compile=True and memory="low" exclude each other: torch cannot recompute inside torch.func.'
             )
+        if compile and kl_weight != 1:
+            raise ValueError("compile=True and a kl_weight exclude each other; train without one of them.")
         self.apart(x)  # refuses rows without conditions before the encoder sees them
         path = path if path is not None else GeometricPath()
-        log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x)
-        if kl_weight != 1:
-            if compile:
-                raise ValueError("compile=True and a kl_weight exclude each other; train without one of them.")
-            log_joint = partial(self.log_joint, x, kl_weight=kl_weight)
+        log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x, kl_weight=kl_weight)
         bridge = Bridge(self.encoder(x), log_joint, path, x.reshape(len(x), -1), memory)
         if bridge.initial.batch_shape != (len(x),):
             raise ValueError(
