@@ -49,7 +49,8 @@ def read_folder(path: Path, reading: Reading, cache: Path) -> dict[str, Raw]:
     found, start = dict[str, Raw](), 0
     for split, part in names.items():
         labels = {key: _labels(part, key) for key in reading.condition}
-        found[split] = Raw(pixels[start : start + len(part)], _places(path, part), conditions=labels)
+        places = [str(path / name) for name in part]
+        found[split] = Raw(pixels[start : start + len(part)], places.__getitem__, conditions=labels)
         start += len(part)
     return found
 
@@ -66,10 +67,6 @@ def _labels(names: list[str], key: str) -> Any:
     if key != "folder":
         raise DataError(f"images can be conditioned on the folder they are in: --data.condition folder, got {key!r}.")
     return np.array([Path(name).parent.name for name in names])
-
-
-def _places(home: Path, names: list[str]) -> Any:
-    return lambda row: str(home / names[row])
 
 
 def _shape(folder: Path, names: list[str], size: int | None) -> tuple[int, int, int]:

@@ -39,6 +39,11 @@ class Raw(NamedTuple):
     conditions: dict[str, Array] = {}  # noqa: RUF012 (never written to)
     """Labels or covariates by name, `[N]` each: numbers or words."""
 
+    def part(self, rows: NDArray[np.intp]) -> "Raw":
+        """The rows of these indices, which still know where they stand."""
+        conditions = {name: values[rows] for name, values in self.conditions.items()}
+        return Raw(self.values[rows], lambda row: self.place(int(rows[row])), self.columns, conditions)
+
 
 def at_index(path: Any, key: str = "") -> Callable[[int], str]:
     """Places of the rows of an array.
