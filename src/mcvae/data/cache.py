@@ -55,7 +55,7 @@ def cached_pixels(
             cache.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(cache, partial(_write, fingerprint, pixels))
         except (OSError, RunError) as error:  # a read-only folder, a full disk: the next load is slow again
-            warnings.warn(f"could not cache the converted images in {cache}: {error}.", stacklevel=2)
+            warnings.warn(f"converted images are not cached, so the next load will be slow, too: {error}", stacklevel=2)
     return torch.from_numpy(pixels)
 
 
@@ -88,7 +88,7 @@ def _convert_all(
         try:
             with Image.open(folder / name) as image:
                 return convert(image)
-        except (OSError, ValueError, SyntaxError) as error:  # a SyntaxError is Pillow's word for a broken PNG
+        except (OSError, ValueError, SyntaxError) as error:  # Pillow raises a SyntaxError for a broken PNG
             raise DataError(
                 f"{folder / name} is missing, damaged or not the expected image: {error}. {advice}"
             ) from error

@@ -24,7 +24,7 @@ class Dataset(NamedTuple):
 
     load: Loader
     description: str
-    """One line for a person."""
+    """One line of help."""
 
 
 def _later(place: str) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ class Source(NamedTuple):
     function: str
     """`module.function` of this package, imported when first called: `(path, reading) -> {split: Raw}`."""
     description: str
-    """One line for a person."""
+    """One line of help."""
 
     def read(self, path: Path, reading: "Reading", *more: Any) -> dict[str, "Raw"]:
         """The rows of a file by split, or "all" of them, unchecked."""

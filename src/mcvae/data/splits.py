@@ -1,4 +1,4 @@
-"""A data set in memory, cut into train, validation and test; and the error that loading it may raise."""
+"""A data set in memory, split into train, validation and test; and the error that loading it may raise."""
 
 import hashlib
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Splits:
         validation: data to choose settings by, possibly none: `[0, ...]`.
         test: data for the final figures; never mixed with the others.
         columns: names of the columns of a table, if they have any.
-        note: what a person must know before comparing results on these data with others.
+        note: why results on these data are not comparable with others'; empty if they are.
         given: numbers that the model is conditioned on, `[N, C]` for each of the three; None if on nothing.
         codings: how those numbers came about.
 

@@ -52,7 +52,7 @@ class ReproductionOptions:
         densities: only these, such as [sonar,funnel] (posteriors).
         epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
         limit: test images to evaluate on (images).
-        images: at most this many training images (images).
+        images: maximum number of training images (images).
     """
 
     preset: Literal["quick", "paper"] = "quick"

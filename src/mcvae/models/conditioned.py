@@ -26,7 +26,7 @@ class ConditionedFeatures(nn.Module):
         self.joined = mlp([outputs + conditions, 64, outputs])
 
     def forward(self, rows: Tensor) -> Tensor:
-        """See above."""
+        """`[B, size + C]` to `[B, outputs]`."""
         size = math.prod(self.shape)
         x, y = rows[:, :size], rows[:, size:]
         features: Tensor = self.network(x.reshape(len(x), *self.shape))
@@ -48,7 +48,7 @@ class ConditionedLatents(nn.Module):
         nn.init.zeros_(final.bias)  # type: ignore[arg-type] # starts as N(0, 1)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """See above."""
+        """`[N, D + C]` to the same shape."""
         standardised, y = rows[:, : self.latent_dim], rows[:, self.latent_dim :]
         location, log_scale = self.network(y).chunk(2, 1)
         return torch.cat([location + log_scale.exp() * standardised, y], 1)
