@@ -199,8 +199,7 @@ def _curves(found: list[Summary], arrays: Arrays) -> Figure:
         for method in unique(s.method for s in found):
             line = sorted((s for s in found if (s.method, s.metric) == (method, metric)), key=lambda s: s.epoch or 0)
             if line:
-                values, errors = [s.mean for s in line], [s.deviation or 0.0 for s in line]
-                axis.errorbar([s.epoch or 0 for s in line], values, errors, capsize=2, lw=1, **_look(method))
+                _line(axis, [s.epoch or 0 for s in line], line, lw=1, **_look(method))
         axis.set(xlabel="epoch", ylabel=f"{LABELS[metric]}, nats")
         if axis.has_data():
             axis.legend(fontsize=8)
