@@ -348,7 +348,7 @@ def test_the_frontier_draws_every_way_to_spend_and_both_budgets(tmp_path):
     ]
     _, svg = draw("frontier", "title", records, {}, tmp_path)
     assert svg.stat().st_size > 1000
-    rows = {figures._spent(record.method) for record in records}
+    rows = {figures.spent_on(record.method) for record in records}
     assert rows == set(figures._SPENT_ON)
     alone = [replace(record, metric="nll") for record in records]
     _, svg = draw("frontier", "title", alone, {}, tmp_path)  # without a VAE there is nothing to compare with
