@@ -29,9 +29,9 @@ def toy_objective(method: str, num_steps: int, latent_dim: int) -> AnnealedEstim
     return method_named(method).build(MethodConfig(method, num_steps), latent_dim, context_dim=1)
 
 
-def encoder(method: str, latent_dim: int, data: Tensor, hidden: int = 64) -> Callable[[Tensor], Distribution]:
+def encoder(method: str, latent_dim: int, data: Tensor) -> Callable[[Tensor], Distribution]:
     """q(z | x) for scalar x, standardised as `data` are: fully connected, Gaussian, or pushed through RealNVP."""
-    network = nn.Sequential(_Standardise(data), mlp([1, hidden, hidden, 2 * latent_dim]))
+    network = nn.Sequential(_Standardise(data), mlp([1, 64, 64, 2 * latent_dim]))
     return FlowEncoder(network, latent_dim) if method == "realnvp" else GaussianEncoder(network)
 
 

@@ -22,14 +22,16 @@ from mcvae.core.schedules import LearnedSchedule
 from mcvae.core.step_sizes import LearnedStepSizes, RelativeStepSizes
 from mcvae.experiments.cell import Cell
 from mcvae.experiments.densities import TARGETS, Target, load_target
-from mcvae.experiments.fitting import maximise
+from mcvae.experiments.fitting import evaluations_per_datum, maximise
 from mcvae.experiments.paper import POSTERIOR_METHODS, POSTERIOR_STEPS, ReproductionOptions
 from mcvae.runs.plain import read_rows
 from mcvae.runs.records import Record
 
 __all__ = ["LEARNED", "cells", "published_elbo", "run"]
 
-LEARNED = POSTERIOR_METHODS[1:-2]
+_TUNED = ("ais-mala", "smc")
+"""Methods that a pilot tunes, from the q of VI."""
+LEARNED = tuple(method for method in POSTERIOR_METHODS if method not in ("vi", *_TUNED))
 """Methods that are trained: step sizes, temperatures, networks and q together."""
 SIZES: dict[str, dict[str, Any]] = {
     "quick": {"num_updates": 1000, "num_chains": 1000, "compile": False},
@@ -96,31 +98,14 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     begin = time.process_time()
     initial = MeanField(target.latent_dim)
     objective = recipes.vae(_CHAINS)
-    _fit(objective, initial, target, min(updates, 3000), seed, rate=1e-2)
-    evaluations = min(updates, 3000) * _CHAINS
-    generator = seeded_generator("weights", density, method, number, seed)
+    evaluations = _fit(objective, initial, target, min(updates, 3000), seed, rate=1e-2)
     if method in LEARNED:
         objective = _objective(method, number, target.latent_dim, compiled=settings["compile"])
-        _fit(objective, initial, target, updates, seed, rate=1e-3 * math.sqrt(64 / number))
-        evaluations += updates * _CHAINS * objective.num_evaluations
+        evaluations += _fit(objective, initial, target, updates, seed, rate=1e-3 * math.sqrt(64 / number))
+    if method in _TUNED:
+        evaluations += settings["num_chains"] * (number + 1)
     with torch.no_grad():
-        bridge = initial(target)
-        if method in ("ais-mala", "smc"):
-            evidence = estimate_log_evidence(
-                target.log_joint,
-                bridge.initial,
-                kernel=mala(),
-                num_steps=number,
-                num_samples=settings["num_chains"],
-                resample=0.5 if method == "smc" else None,
-                generator=generator,
-            )
-            log_weight, log_evidence, error = evidence.log_weights, evidence.log_evidence, evidence.standard_error
-            evaluations += settings["num_chains"] * (number + 1)
-        else:
-            portions = range(0, settings["num_chains"], _PORTION)
-            log_weight = torch.cat([objective.run(bridge, _PORTION, generator=generator).log_weight for _ in portions])
-            log_evidence, error = iwae(log_weight), standard_error(log_weight)
+        log_weight, log_evidence, error = _weigh(objective, initial(target), settings)
     seconds = round(time.process_time() - begin, 2)  # of the processor: others may use it, too
 
     def record(metric: str, value: Tensor, error: Tensor, published: float | None = None) -> Record:
@@ -142,6 +127,26 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
         spread = log_weight.std() / math.sqrt(len(log_weight))
         found.insert(0, record("elbo", log_weight.mean(), spread, published_elbo(density, method, number)))
     return found
+
+
+def _weigh(objective: AnnealedEstimator, bridge: Bridge, settings: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-weights of fresh chains, log Ẑ and its standard error; methods that are not trained are tuned first."""
+    method, number, chains = settings["method"], settings["num_steps"], settings["num_chains"]
+    generator = seeded_generator("weights", settings["density"], method, number, settings["seed"])
+    if method in _TUNED:
+        evidence = estimate_log_evidence(
+            bridge.log_joint,
+            bridge.initial,
+            kernel=mala(),
+            num_steps=number,
+            num_samples=chains,
+            resample=0.5 if method == "smc" else None,
+            generator=generator,
+        )
+        return evidence.log_weights, evidence.log_evidence, evidence.standard_error
+    portions = range(0, chains, _PORTION)
+    log_weight = torch.cat([objective.run(bridge, _PORTION, generator=generator).log_weight for _ in portions])
+    return log_weight, iwae(log_weight), standard_error(log_weight)
 
 
 _CHAINS = 5
@@ -170,8 +175,8 @@ def _objective(method: str, num_steps: int, latent_dim: int, *, compiled: bool) 
 
 def _fit(
     objective: AnnealedEstimator, initial: MeanField, target: Target, num_updates: int, seed: int, *, rate: float
-) -> None:
-    """Maximise the bound, with one learning rate for networks and q, and another for the rest.
+) -> int:
+    """Maximise the bound, with one learning rate for networks and q, another for the rest; return model evaluations.
 
     Gradients of long chains are noisier, so networks learn more slowly there. Step sizes, temperatures and frictions
     have a higher rate: they are few, and far from where they should be.
@@ -183,3 +188,4 @@ def _fit(
     if scalars:
         groups.append({"params": scalars, "lr": 1e-2})
     maximise(objective, lambda: initial(target), groups, num_updates, seed)
+    return num_updates * evaluations_per_datum(objective)
