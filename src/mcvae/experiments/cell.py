@@ -22,18 +22,7 @@ from mcvae.runs.plain import RunError, checked, number, read_json, read_rows, wr
 from mcvae.runs.records import Record, write_records
 from mcvae.runs.storage import held, lock_of
 
-__all__ = [
-    "Attempts",
-    "Cell",
-    "Progress",
-    "SweepError",
-    "attempt",
-    "attempts_of",
-    "note",
-    "progress_of",
-    "settle",
-    "write_attempts",
-]
+__all__ = ["Cell", "Progress", "SweepError", "attempt", "attempts_of", "note", "progress_of", "settle"]
 
 _LOCK = "cell"
 """Name of the lock."""
@@ -165,7 +154,7 @@ def attempt(folder: Path, cell: Cell) -> bool:
                 try:
                     records = task(folder, cell.settings)
                 except Exception:
-                    traceback.print_exc(file=log)
+                    traceback.print_exc()
                     raise
             write_records(folder / "records.csv", records)
             write_attempts(folder, Attempts(count))

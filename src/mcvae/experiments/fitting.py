@@ -92,14 +92,8 @@ def maximise(
 ) -> None:
     """Maximise the bound by Adam, whose learning rates fall to zero along a cosine.
 
-    Gradients are clipped for every method: one diverging chain would otherwise stall Adam for a thousand updates.
-
-    Args:
-        objective: the bound.
-        bridge: called for every update.
-        groups: parameters and their learning rates, as Adam takes them.
-        num_updates: how many.
-        seed: of the chains.
+    Every update asks for a bridge; `groups` are parameters with their learning rates, as Adam takes them. Gradients are
+    clipped for every method: one diverging chain would otherwise stall Adam for a thousand updates.
     """
     optimizer = torch.optim.Adam(groups)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_updates)

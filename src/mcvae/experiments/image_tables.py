@@ -21,17 +21,7 @@ from mcvae.runs.plain import number, read_rows
 from mcvae.runs.records import Record, paired, read_records
 from mcvae.runs.results import read_snapshot
 
-__all__ = [
-    "PAPER_METHODS",
-    "PRESETS",
-    "SIMULATED",
-    "cells",
-    "differences",
-    "run",
-    "training_cell",
-    "training_cells",
-    "unfinished",
-]
+__all__ = ["PAPER_METHODS", "PRESETS", "cells", "differences", "run", "training_cell", "training_cells", "unfinished"]
 
 PAPER_METHODS = (
     "vae",
@@ -95,20 +85,11 @@ def training_cells(
     simulated: int,
     **more: Any,
 ) -> list[Cell]:
-    """A cell per method and seed.
+    """A cell per method and seed, for `config` with the user's options and, where they are None, the preset's.
 
     Protocol "clean" gives every method the same optimiser with a schedule and clipping, and evaluates by 16 chains of
     32 tuned temperatures, or by 8 of 64 to certify. Protocol "paper" is what the paper states: plain Adam, and 10
-    chains of 5 equidistant temperatures.
-
-    Args:
-        prefix: of the cells' names.
-        config: what the cells share.
-        methods: their keys.
-        preset: epochs, seeds and limit, where the user chose none.
-        options: what the user chose.
-        simulated: images for bounds from both sides.
-        more: settings of every cell.
+    chains of 5 equidistant temperatures. Bounds from both sides take `simulated` images.
     """
     epochs = list(options.epochs or preset["epochs"])
     evaluation = {"limit": options.limit or preset["limit"], "simulated": simulated, "compare_iwae": False}

@@ -104,10 +104,8 @@ def paper_values() -> dict[tuple[str, str, str, int, str], tuple[float, float]]:
     return values
 
 
-def paper_value(
-    dataset: str, method: str, epoch: int | None, metric: str, table: Literal["main", "full"] = "full"
-) -> tuple[float | None, float | None]:
-    """Value and deviation, or None twice where the paper has none.
+def paper_value(dataset: str, method: str, epoch: int | None, metric: str) -> tuple[float | None, float | None]:
+    """Value and deviation of the full tables, or None twice where they have none.
 
     >>> paper_value("mnist", "vae", 10, "nll")
     (89.83, 0.59)
@@ -116,4 +114,4 @@ def paper_value(
     """
     if epoch is None:
         return None, None
-    return paper_values().get((table, dataset, method, epoch, metric), (None, None))
+    return paper_values().get(("full", dataset, method, epoch, metric), (None, None))

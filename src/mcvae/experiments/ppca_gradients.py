@@ -98,12 +98,12 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     fit(model, recipes.vae(), x, num_updates=4 * updates, seed=seed)
     fit(model, recipes.iwae(100), x, num_updates=updates // 4, learning_rate=3e-4, seed=seed)
     model.double().requires_grad_(False)
+    x = x.double()
+    frozen = {name: _frozen(each, model, x, latent_dim, updates, seed) for name, each in ESTIMATORS.items()}
     ppca.requires_grad_(True)
     records, arrays = list[Record](), dict[str, Any]()
-    for name, estimator in ESTIMATORS.items():
-        torch.manual_seed(seed)
-        objective = _frozen(estimator, model, x.double(), latent_dim, updates, seed)
-        found = measure(model, objective, x.double(), settings["replicates"], seed, pathwise=estimator.pathwise)
+    for name, objective in frozen.items():
+        found = measure(model, objective, x, settings["replicates"], seed, pathwise=ESTIMATORS[name].pathwise)
         arrays |= {f"{name}/log_evidence_error": found.errors, f"{name}/derivative_error": found.derivative_errors}
         cost: Any = {"evaluations": evaluations_per_datum(objective), "seconds": round(found.seconds, 5)}
         records += [
@@ -131,6 +131,7 @@ def _frozen(
     estimator: _Estimator, model: LatentVariableModel, x: Tensor, latent_dim: int, updates: int, seed: int
 ) -> AnnealedEstimator:
     """The estimator with step sizes adapted on a pilot, and networks learned where it has them, then frozen."""
+    torch.manual_seed(seed)
     objective, noise = estimator.build(latent_dim, x.shape[1]).double(), seeded_generator("pilot", seed)
     if objective.schedule.num_steps:
         for _ in range(_PILOT):
@@ -143,11 +144,7 @@ def _frozen(
             len(steps), latent_dim, step_sizes=FixedStepSizes(len(steps), steps.detach()), backward=backward
         ).double()
     if any(parameter.requires_grad for parameter in objective.parameters()):
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        model.requires_grad_(False)
         fit(model, objective, x, num_updates=updates, seed=seed)
-        for parameter in trained:
-            parameter.requires_grad_(True)
     return objective.requires_grad_(False)
 
 

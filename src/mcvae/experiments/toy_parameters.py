@@ -66,10 +66,8 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
         "zeta": zeta,
         "log_likelihood": float(ring.log_evidence(data, num_points=1001).detach().mean()),
     }
-    return [
-        Record("toy-parameters", f"ring-{latent_dim}", method, metric, value, seed, **cost)
-        for metric, value in values.items()
-    ]
+    dataset = f"ring-{latent_dim}"
+    return [Record("toy-parameters", dataset, method, name, value, seed, **cost) for name, value in values.items()]
 
 
 def maximum_likelihood(ring: Ring, data: Tensor) -> None:

@@ -10,7 +10,7 @@ from mcvae.runs.discovery import Run
 from mcvae.runs.plain import number
 from mcvae.runs.records import paired
 
-__all__ = ["Group", "difference", "groups", "images_of", "kind", "paired_difference"]
+__all__ = ["Group", "difference", "evaluated", "groups", "images_of", "kind", "paired_difference"]
 
 
 class Group(NamedTuple):
@@ -34,15 +34,20 @@ class Group(NamedTuple):
 
     def mean(self, key: str) -> float | None:
         """Mean of a field of the evaluations over seeds; None unless it is known and finite for all of them."""
-        found = [number(getattr(run.evaluation, key, None)) for run in self.runs]
+        found = evaluated(self.runs, key)
         known = [value for value in found if value is not None]
         return statistics.fmean(known) if len(known) == len(found) else None
 
     def measured(self, key: str) -> tuple[float, float] | None:
         """Mean of a field of the evaluations over seeds, and its standard error."""
-        values, errors = ([number(getattr(run.evaluation, k, None)) for run in self.runs] for k in (key, f"{key}_se"))
-        known = [(v, e) for v, e in zip(values, errors, strict=True) if v is not None and e is not None]
-        return _over_seeds(known) if len(known) == len(values) else None
+        found = zip(evaluated(self.runs, key), evaluated(self.runs, f"{key}_se"), strict=True)
+        known = [(value, error) for value, error in found if value is not None and error is not None]
+        return _over_seeds(known) if len(known) == len(self.runs) else None
+
+
+def evaluated(runs: list[Run], key: str) -> list[float | None]:
+    """A field of every run's evaluation; None where it is not known or not finite."""
+    return [number(getattr(run.evaluation, key, None)) for run in runs]
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
@@ -53,8 +58,8 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     """
     kinds = dict[tuple[str, ...], dict[str, dict[int, Run]]]()
     for run in runs:
-        told = {**run.settings, "images": images_of(run)}
-        identity = repr(sorted((name, repr(value)) for name, value in told.items()))
+        settings = {**run.settings, "images": images_of(run)}
+        identity = repr(sorted((name, repr(value)) for name, value in settings.items()))
         kinds.setdefault(kind(run), {}).setdefault(identity, {}).setdefault(run.result.seed, run)
     found = list[Group]()
     for together in kinds.values():
