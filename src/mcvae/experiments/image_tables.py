@@ -103,8 +103,8 @@ def training_cells(
     found = []
     for method in methods:
         for seed in range(options.seeds or preset["seeds"]):
-            run = replace(config.run, epochs=epochs[-1], seed=seed, snapshots=epochs[:-1])
-            own = asdict(replace(config, data=data, method=parse_key(method), optimizer=optimizer, run=run))
+            run_config = replace(config.run, epochs=epochs[-1], seed=seed, snapshots=epochs[:-1])
+            own = asdict(replace(config, data=data, method=parse_key(method), optimizer=optimizer, run=run_config))
             found.append(training_cell(prefix, method, own, evaluation, protocol=options.protocol, **more))
     return found
 
