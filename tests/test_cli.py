@@ -144,7 +144,7 @@ def test_paired_differences_see_the_method_and_not_the_image(tmp_path):
     import json
     import random
 
-    from mcvae.report.comparison import paired_difference
+    from mcvae.report.groups import paired_difference
     from mcvae.runs.discovery import find
 
     source = random.Random(0)

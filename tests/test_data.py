@@ -200,7 +200,7 @@ def test_an_idx_file_with_changed_pixels_is_named_with_its_checksum(mnist, monke
     monkeypatch.setattr(idx, "_UNPACKED", {f"MNIST/raw/{TRAIN}": md5})
     load_images("mnist", mnist.parent.parent, validation=2)
     (mnist / TRAIN).write_bytes(content[:-4] + b"\0\1\2\3")
-    with pytest.raises(DataError, match=f"{TRAIN} is damaged: expected md5 {md5}"):
+    with pytest.raises(DataError, match=f"{TRAIN} is damaged.*: expected md5 {md5}"):
         load_images("mnist", mnist.parent.parent, validation=2)
 
 

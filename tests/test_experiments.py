@@ -165,7 +165,7 @@ def test_every_experiment_leaves_records_table_and_figure(tiny, name, capsys, mo
     assert provenance["versions"]["torch"] == torch.__version__
     assert "standard" in capsys.readouterr().out
     # a second time, nothing is run
-    monkeypatch.setattr("mcvae.experiments.cells._attempt", lambda *_: pytest.fail("a finished cell was run again"))
+    monkeypatch.setattr("mcvae.experiments.cells.attempt", lambda *_: pytest.fail("a finished cell was run again"))
     assert main(arguments) == 0
 
 
@@ -348,7 +348,7 @@ def test_the_frontier_draws_every_way_to_spend_and_both_budgets(tmp_path):
     ]
     _, svg = draw("frontier", "title", records, {}, tmp_path)
     assert svg.stat().st_size > 1000
-    rows = {figures._spent(record.method) for record in records}
+    rows = {figures.spent_on(record.method) for record in records}
     assert rows == set(figures._SPENT_ON)
     alone = [replace(record, metric="nll") for record in records]
     _, svg = draw("frontier", "title", alone, {}, tmp_path)  # without a VAE there is nothing to compare with

@@ -120,10 +120,10 @@ def test_a_flow_encoder_is_a_normalised_density():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"network": "resnet"}, "unknown network 'resnet'; known are conv, small, mlp"),
+        ({"network": "resnet"}, "unknown network 'resnet'; known: conv, small, mlp"),
         ({"likelihood": "cauchy"}, "unknown likelihood 'cauchy'; known: bernoulli"),
         ({"likelihood": "poisson"}, "poisson is for counts, not for pixels"),
-        ({"flow": "glow"}, "unknown flow 'glow'; known are realnvp, nsf"),
+        ({"flow": "glow"}, "unknown flow 'glow'; known: realnvp, nsf"),
         ({"latent_dim": 0}, "latent_dim must be at least 1, got 0"),
         ({"likelihood": "gaussian", "sigma": 0.0}, "sigma must be positive"),
     ],

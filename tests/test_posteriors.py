@@ -48,7 +48,7 @@ def test_no_method_lies_above_the_evidence(tmp_path, method):
 
 
 def test_all_methods_have_a_cell_of_their_own():
-    names = [cell.name for cell in cells("paper", 1)]
+    names = [cell.name for cell in cells(ReproductionOptions("paper"))]
     assert len(names) == len(set(names)) == 8 * (1 + 8 * 4)
     assert tuple(TARGETS) == DENSITIES
 
@@ -56,7 +56,7 @@ def test_all_methods_have_a_cell_of_their_own():
 def test_a_part_of_the_benchmark_can_be_chosen():
     options = ReproductionOptions(preset="paper", methods=["vi", "cmcd-k8", "uha"], densities=["sonar"])
     options.check("posteriors")
-    names = [cell.name for cell in cells("paper", 1, options.methods, options.densities)]
+    names = [cell.name for cell in cells(options)]
     uha = [f"posterior-sonar-uha-k{number}-s0" for number in (8, 32, 64, 256)]
     assert names == ["posterior-sonar-vi-k0-s0", "posterior-sonar-cmcd-k8-s0", *uha]
     with pytest.raises(ValueError, match="K is one of"):

@@ -14,7 +14,8 @@ from PIL import Image
 
 from mcvae.cli import main
 from mcvae.report.charts import Series, chart
-from mcvae.report.comparison import answers, groups
+from mcvae.report.comparison import answers
+from mcvae.report.groups import groups
 from mcvae.report.page import write_page
 from mcvae.runs.discovery import find
 from mcvae.runs.plain import RunError

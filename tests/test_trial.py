@@ -17,9 +17,11 @@ from lightning import Trainer
 
 import mcvae
 from mcvae.cli import main
-from mcvae.experiments.cells import Attempts, Cell, SweepError, _look, _write_attempts, run_cells
+from mcvae.experiments.cell import Attempts, Cell, SweepError, progress_of, write_attempts
+from mcvae.experiments.cells import run_cells
 from mcvae.experiments.grid import Grid
-from mcvae.report.comparison import answers, groups, rows
+from mcvae.report.comparison import answers, comparison
+from mcvae.report.groups import groups
 from mcvae.runs.config import DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from mcvae.runs.discovery import find
 from mcvae.runs.plain import RunError
@@ -86,9 +88,9 @@ def test_only_seeds_are_averaged_and_the_answer_is_the_first_row(tmp_path):
     changed(tmp_path / "vae-short", nll=40.0, run__epochs=3)
     changed(tmp_path / "l-mcvae", "l-mcvae", nll=25.15)
     found = groups(find([str(tmp_path)]).runs)
-    first = rows(found)[1][0]
+    first = comparison(found).rows[0]
     (answer,) = answers(found)
-    assert first[2].text == "vae (epochs 300)"
+    assert first[2] == "vae (epochs 300)"
     assert "vae (epochs 300) explains the 40 test images best, with NLL 24.15" in answer.headline
     assert [group.label for group in found] == ["vae (epochs 300)", "l-mcvae-k5 (epochs 12)", "vae (epochs 3)"]
     assert [len(group.runs) for group in found] == [1, 1, 1]
@@ -371,21 +373,21 @@ def test_what_changed_in_the_evaluation_repeats_the_evaluation_only(tmp_path):
 
 def test_a_cell_that_ends_while_somebody_looks_is_not_called_failed(tmp_path, monkeypatch):
     """The records appear after the first look at them, and the lock is free: it has just been done."""
-    from mcvae.experiments import cells
+    from mcvae.experiments import cell
 
     folder = tmp_path / "cell"
     folder.mkdir()
-    _write_attempts(folder, Attempts(1, "exited without an error", running=True))
+    write_attempts(folder, Attempts(1, "exited without an error", running=True))
 
     def finish(*_):
         (folder / "records.csv").write_text("")
         return False
 
-    monkeypatch.setattr(cells, "held", finish)
-    assert _look(folder).status == "done"
+    monkeypatch.setattr(cell, "held", finish)
+    assert progress_of(folder).status == "done"
     (folder / "records.csv").unlink()
-    monkeypatch.setattr(cells, "held", lambda *_: False)
-    assert _look(folder).status == "failed"
+    monkeypatch.setattr(cell, "held", lambda *_: False)
+    assert progress_of(folder).status == "failed"
 
 
 def test_success_leaves_no_complaint(tmp_path):

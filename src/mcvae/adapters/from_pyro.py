@@ -25,6 +25,11 @@ class _Site:
     shape: torch.Size
     transform: Transform
 
+    def of(self, rows: Tensor) -> Tensor:
+        """Its unconstrained numbers in rows `[..., D]`."""
+        shape = self.transform.inverse_shape(self.shape)  # type: ignore[no-untyped-call]
+        return rows[..., self.start : self.end].reshape((*rows.shape[:-1], *shape))
+
 
 @dataclass(frozen=True, eq=False)
 class PyroPosterior:
@@ -46,7 +51,7 @@ class PyroPosterior:
 
     def constrained(self, z: Tensor) -> dict[str, Tensor]:
         """Samples `[N, 1, D]`, as of `Evidence.posterior`, as the model's own latents, `[N, ...]` by name."""
-        return _constrained(self.sites, z[:, 0])
+        return {site.name: site.transform(site.of(z[:, 0])) for site in self.sites}
 
 
 def from_pyro(
@@ -85,7 +90,7 @@ def from_pyro(
         """log p(data, z) for one row `[D]`."""
         values, correction = dict[str, Tensor](), row.new_zeros(())
         for site in sites:
-            part = row[site.start : site.end].reshape(_raw_shape(site))
+            part = site.of(row)
             values[site.name] = site.transform(part)
             jacobian = site.transform.log_abs_det_jacobian(part, values[site.name])  # type: ignore[no-untyped-call]
             correction = correction + jacobian.sum()
@@ -133,19 +138,8 @@ def _sites(trace: Any) -> tuple[_Site, ...]:
     return tuple(found)
 
 
-def _raw_shape(site: _Site) -> torch.Size:
-    return torch.Size(site.transform.inverse_shape(site.shape))  # type: ignore[no-untyped-call]
-
-
 def _unconstrained(sites: tuple[_Site, ...], trace: Any) -> Tensor:
     return torch.cat([site.transform.inv(trace.nodes[site.name]["value"]).reshape(-1) for site in sites])
-
-
-def _constrained(sites: tuple[_Site, ...], rows: Tensor) -> dict[str, Tensor]:
-    return {
-        site.name: site.transform(rows[:, site.start : site.end].reshape(len(rows), *_raw_shape(site)))
-        for site in sites
-    }
 
 
 def _matched(draws: Tensor) -> Distribution:

@@ -28,10 +28,10 @@ class ScviCells(NamedTuple):
 def from_scvi(model: Any, adata: Any = None, indices: Sequence[int] | None = None) -> ScviCells:
     """The model of a trained `scvi.model.SCVI`, and cells of its AnnData or of another one.
 
-    Its `get_marginal_ll` is the same quantity by plain importance sampling, without an error. Like that, a model with
-    observed library sizes (scvi's default) gives log p(x | library size), with the size taken from the cell itself; one
-    with `use_observed_lib_size=False` integrates over the size, too, which is then the last latent, standardised by its
-    prior. Batch, covariates and size factor are conditions as well.
+    `get_marginal_ll` of scvi estimates the same quantity by plain importance sampling, without an error. In both, a
+    model with observed library sizes (scvi's default) gives log p(x | library size), with the size taken from the cell
+    itself. One with `use_observed_lib_size=False` integrates over the size, too: it is the last latent, standardised by
+    its prior. Batch, covariates and size factor are conditions as well.
 
     Args:
         model: a trained `scvi.model.SCVI`, or another whose `module` has the methods of `scvi.module.VAE`: `inference`
@@ -107,7 +107,7 @@ class _Encoder(_Part):
     def forward(self, rows: Tensor) -> Distribution:
         scvi: Any = self.module
         batch = self.layout.minibatch(rows[:, self.layout.genes :]) | {"X": rows[:, : self.layout.genes]}
-        with torch.random.fork_rng(devices=[]):  # it samples, too, which is not asked for here
+        with torch.random.fork_rng(devices=[]):  # `inference` also samples, which must not move the global stream
             found = scvi.inference(**scvi._get_inference_input(batch))
         mean, scale = found["qz"].loc, found["qz"].scale
         if not scvi.use_observed_lib_size:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from mcvae.data.raw import Array, Raw, Reading, at_index
-from mcvae.data.splits import DataError
+from mcvae.data.splits import SPLITS, DataError
 
 __all__ = ["read_array"]
 
-_SPLITS = ("train", "validation", "test")
 _WHOLE = ("x", "X", "data", "images", "counts", "arr_0")
 
 
@@ -25,7 +24,7 @@ def read_array(path: Path, reading: Reading) -> dict[str, Raw]:
     is in arrays of the same names with _NAME behind, such as train_label for `condition=["label"]`, or label beside x.
     """
     arrays = _arrays(path)
-    names = [name for name in _SPLITS if name in arrays] or [name for name in _WHOLE if name in arrays][:1]
+    names = [name for name in SPLITS if name in arrays] or [name for name in _WHOLE if name in arrays][:1]
     if not names and len(arrays) == 1:
         names = list(arrays)
     if not names:
@@ -33,12 +32,12 @@ def read_array(path: Path, reading: Reading) -> dict[str, Raw]:
             f"{path} holds the arrays {', '.join(arrays) or '(none)'}; expected one of them to be called x, or train, "
             "validation and test. Save it again under such names."
         )
-    whole = not set(names) & set(_SPLITS)
+    whole = not set(names) & set(SPLITS)
     found = dict[str, Raw]()
     for name in names:
         names_of = {key: key if whole else f"{name}_{key}" for key in reading.condition}
         conditions = {key: _condition(path, arrays, each, len(arrays[name])) for key, each in names_of.items()}
-        found["all" if whole else name] = Raw(arrays[name], at_index(path, name if name else ""), conditions=conditions)
+        found["all" if whole else name] = Raw(arrays[name], at_index(path, name), conditions=conditions)
     return found
 
 

@@ -1,12 +1,11 @@
 """Many small image files as one array on disk, so that only the first load is slow."""
 
 import hashlib
-import os
-import uuid
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mcvae.data.splits import DataError
+from mcvae.runs.plain import RunError, write_atomically
 
 __all__ = ["cached_pixels"]
 
@@ -53,9 +53,9 @@ def cached_pixels(
         pixels = _convert_all(folder, names, shape, convert, advice)
         try:
             cache.parent.mkdir(parents=True, exist_ok=True)
-            _write(cache, fingerprint, pixels)
-        except OSError as error:  # a read-only folder, a full disk: the next load is slow again
-            warnings.warn(f"could not cache the converted images in {cache}: {error}.", stacklevel=2)
+            write_atomically(cache, partial(_write, fingerprint, pixels))
+        except (OSError, RunError) as error:  # a read-only folder, a full disk: the next load is slow again
+            warnings.warn(f"converted images are not cached, so the next load will be slow, too: {error}", stacklevel=2)
     return torch.from_numpy(pixels)
 
 
@@ -72,13 +72,9 @@ def _read(cache: Path, fingerprint: str, shape: tuple[int, ...]) -> Pixels | Non
     return pixels if pixels.dtype == np.uint8 and pixels.shape == shape else None
 
 
-def _write(cache: Path, fingerprint: str, pixels: Pixels) -> None:
-    scratch = cache.with_name(f".{cache.stem}-{uuid.uuid4().hex}.npz")
-    try:
-        np.savez(scratch, fingerprint=np.array(fingerprint), pixels=pixels)
-        os.replace(scratch, cache)
-    finally:
-        scratch.unlink(missing_ok=True)
+def _write(fingerprint: str, pixels: Pixels, path: Path) -> None:
+    with open(path, "wb") as file:
+        np.savez(file, fingerprint=np.array(fingerprint), pixels=pixels)
 
 
 def _convert_all(
@@ -92,7 +88,7 @@ def _convert_all(
         try:
             with Image.open(folder / name) as image:
                 return convert(image)
-        except (OSError, ValueError, SyntaxError) as error:  # a SyntaxError is Pillow's word for a broken PNG
+        except (OSError, ValueError, SyntaxError) as error:  # Pillow raises a SyntaxError for a broken PNG
             raise DataError(
                 f"{folder / name} is missing, damaged or not the expected image: {error}. {advice}"
             ) from error

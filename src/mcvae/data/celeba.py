@@ -21,13 +21,13 @@ def load_celeba(root: Path, validation: int | None = None, download: bool = True
     which averages when it shrinks). The result, 2.5 GB, is cached beside the folder, since the first load is
     slow.
 
-    A part of the images will do: those in place of the official list, or in folders train, validation and test, as
-    `<root>/celeba/`, `<root>/celeba-*/` or the root itself. Results are then not comparable, and `note` says so.
+    Part of the images is enough: those of the official list that are there, or all in folders train, validation and
+    test below `<root>/celeba/`, `<root>/celeba-*/` or the root itself. Results are then not comparable: see `note`.
 
     Args:
         root: folder of all data sets.
-        validation: use the first images of the official validation split, this many; all if None. The others are
-            left out: they never become training images.
+        validation: how many images of the official validation split to use, from the first; all if None. The others
+            are left out: they never become training images.
         download: not used; Google Drive, where the files are, requires a manual download.
     """
     home = _home(root)

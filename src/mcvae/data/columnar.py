@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mcvae.data.raw import Array, Raw, Reading, is_number
-from mcvae.data.splits import DataError
+from mcvae.data.splits import SPLITS, DataError
 
 __all__ = ["read_csv", "read_parquet"]
 
@@ -74,23 +74,14 @@ def _parts(path: Path, columns: dict[str, Array], reading: Reading, place: Calla
     if not modelled:
         raise DataError(f"{path} has no column left to model.")
     values = np.stack([_numbers(name, columns[name], place) for name in modelled], 1)
+    every = Raw(values, place, modelled, conditions)
     if split is None or reading.whole:
-        return {"all": Raw(values, place, modelled, conditions)}
-    words = [str(word).strip() for word in split]
+        return {"all": every}
+    words = np.array([str(word).strip() for word in split])
     for row, word in enumerate(words):
-        if word not in ("train", "validation", "test"):
-            raise DataError(f"{place(row)}: the column split must say train, validation or test, got {word!r}.")
-    found = dict[str, Raw]()
-    for name in dict.fromkeys(words):
-        rows = np.array([word == name for word in words])
-        indices = np.flatnonzero(rows)
-        chosen = {key: column[rows] for key, column in conditions.items()}
-        found[name] = Raw(values[rows], _of(place, indices), modelled, chosen)
-    return found
-
-
-def _of(place: Callable[[int], str], indices: Array) -> Callable[[int], str]:
-    return lambda row: place(int(indices[row]))
+        if word not in SPLITS:
+            raise DataError(f"{place(row)}: the column split must say train, validation or test, got {str(word)!r}.")
+    return {name: every.part(np.flatnonzero(words == name)) for name in dict.fromkeys(words.tolist())}
 
 
 def _numbers(name: str, column: Array, place: Callable[[int], str]) -> Array:

@@ -65,7 +65,7 @@ def _unpack(archive: Path, into: Path) -> None:
     """Unpack a .zip or .tar.gz; no member may leave the folder `into`, whatever its name says."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
-            zipped.extractall(into)  # drops "..", drives and leading slashes from names by itself
+            zipped.extractall(into)  # drops "..", drives and leading slashes from names
     else:
         with tarfile.open(archive) as tar:
             tar.extractall(into, filter="data")

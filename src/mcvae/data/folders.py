@@ -22,7 +22,7 @@ _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", 
 def read_folder(path: Path, reading: Reading, cache: Path) -> dict[str, Raw]:
     """Images below a folder, sorted by name, with those of the sub-folders train, validation and test apart.
 
-    Images are grey if all of them are. With `reading.size` the shorter side of each is resized to it (Pillow's
+    Images become grey only if all of them are. With `reading.size` the shorter side of each is resized to it (Pillow's
     bilinear filter, which averages when it shrinks) and the centre is cropped; without, all must be of one size.
     `condition=["folder"]` is the name of the folder that an image is in.
 
@@ -49,7 +49,8 @@ def read_folder(path: Path, reading: Reading, cache: Path) -> dict[str, Raw]:
     found, start = dict[str, Raw](), 0
     for split, part in names.items():
         labels = {key: _labels(part, key) for key in reading.condition}
-        found[split] = Raw(pixels[start : start + len(part)], _places(path, part), conditions=labels)
+        places = [str(path / name) for name in part]
+        found[split] = Raw(pixels[start : start + len(part)], places.__getitem__, conditions=labels)
         start += len(part)
     return found
 
@@ -68,10 +69,6 @@ def _labels(names: list[str], key: str) -> Any:
     return np.array([Path(name).parent.name for name in names])
 
 
-def _places(home: Path, names: list[str]) -> Any:
-    return lambda row: str(home / names[row])
-
-
 def _shape(folder: Path, names: list[str], size: int | None) -> tuple[int, int, int]:
     """Channels, height and width of the converted images, from the headers of the files."""
     from PIL import Image
@@ -84,7 +81,7 @@ def _shape(folder: Path, names: list[str], size: int | None) -> tuple[int, int, 
                 width, height = image.size
                 if image.getexif().get(_ORIENTATION, 1) > 4:  # lies on its side
                     width, height = height, width
-        except (OSError, ValueError, SyntaxError) as error:  # a SyntaxError is Pillow's word for a broken PNG
+        except (OSError, ValueError, SyntaxError) as error:  # Pillow raises a SyntaxError for a broken PNG
             raise DataError(
                 f"{folder / name} is not an image that can be read: {error}. Remove it, or replace it."
             ) from error
@@ -103,7 +100,7 @@ def _convert(image: Any, shape: tuple[int, int, int]) -> Pixels:
     from PIL import Image, ImageOps
 
     channels, height, width = shape
-    image = ImageOps.exif_transpose(image)  # as the camera was held
+    image = ImageOps.exif_transpose(image)  # turned upright, as the camera was held
     if image.mode in _DEEP:
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("RGBA", "LA", "P"):  # what is transparent is white, as on a page

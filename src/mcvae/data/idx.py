@@ -1,16 +1,16 @@
 """MNIST and Fashion-MNIST: IDX files in torchvision's layout."""
 
 import gzip
-import hashlib
 import struct
 import zlib
+from io import BufferedIOBase
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mcvae.data.files import fetch
+from mcvae.data.files import check_md5, fetch
 from mcvae.data.splits import DataError, Splits, hold_out
 
 __all__ = ["load_fashion_mnist", "load_mnist"]
@@ -72,38 +72,30 @@ def _load(name: str, source: _Source, root: Path, validation: int | None, downlo
 
 
 def _images(path: Path, source: _Source, download: bool) -> Tensor:
-    """Splits `[N, 1, 28, 28]` of an IDX file, or else of its compressed form."""
+    """Images `[N, 1, 28, 28]` of an IDX file, or else of its compressed form."""
     count = _COUNTS[path.name]
-    size = 16 + count * 28 * 28
     if path.is_file():
         with path.open("rb") as file:
-            content = file.read(size + 1)
-        pixels = _parse(content, path, count)
-        expected = _UNPACKED.get(f"{source.folder}/{path.name}")
-        if expected is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected:
-            raise DataError(
-                f"{path} is damaged: expected md5 {expected}. Delete it and run again to download it, or replace "
-                "it with the right file."
-            )
+            pixels = _read(file, path, count)
+        if md5 := _UNPACKED.get(f"{source.folder}/{path.name}"):
+            check_md5(path, md5)
         return pixels
-    packed = path.with_name(path.name + ".gz")
-    md5 = source.md5[path.name]
+    packed, md5 = path.with_name(path.name + ".gz"), source.md5[path.name]
     if not packed.is_file():  # an existing one may have been compressed by another program: check its content instead
         fetch(packed, source.url + packed.name, md5, download)
     try:
-        with gzip.open(packed) as file:
-            content = file.read(size + 1)
+        with gzip.open(packed) as unpacked:
+            return _read(unpacked, packed, count)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{packed} cannot be decompressed: {error}. Expected md5 {md5}. Delete it and run again to download it, or "
             "replace it with the right file."
         ) from error
-    return _parse(content, packed, count)
 
 
-def _parse(content: bytes, path: Path, count: int) -> Tensor:
-    expected = (_MAGIC, count, 28, 28)
-    size = 16 + count * 28 * 28
+def _read(file: BufferedIOBase, path: Path, count: int) -> Tensor:
+    expected, size = (_MAGIC, count, 28, 28), 16 + count * 28 * 28
+    content = file.read(size + 1)
     header = struct.unpack(">4I", content[:16]) if len(content) >= 16 else None
     if header != expected or len(content) != size:
         found = f"more than {size}" if len(content) > size else f"{len(content)}"

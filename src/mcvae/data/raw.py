@@ -1,4 +1,4 @@
-"""What a source reads from a file: values, and where each row stands, so that errors can name it."""
+"""What a source reads from a file: values, and a name for each row, for error messages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,15 +33,20 @@ class Raw(NamedTuple):
     values: Array
     """`[N, ...]`."""
     place: Callable[[int], str]
-    """Where row n stands, for a person: a file, a line, an index."""
+    """What an error message calls row n: a file, a line, an index."""
     columns: Sequence[str] = ()
     """Names of the columns of a table, if they have any."""
     conditions: dict[str, Array] = {}  # noqa: RUF012 (never written to)
     """Labels or covariates by name, `[N]` each: numbers or words."""
 
+    def part(self, rows: NDArray[np.intp]) -> "Raw":
+        """The rows of these indices; error messages still call them what they are called in the file."""
+        conditions = {name: values[rows] for name, values in self.conditions.items()}
+        return Raw(self.values[rows], lambda row: self.place(int(rows[row])), self.columns, conditions)
+
 
 def at_index(path: Any, key: str = "") -> Callable[[int], str]:
-    """Places of the rows of an array.
+    """What error messages call the rows of an array.
 
     >>> at_index("x.npy")(3)
     'x.npy, row 3 (counted from 0)'

@@ -10,7 +10,7 @@ from mcvae._extras import needs_extra
 from mcvae.runs.naming import check_name
 
 if TYPE_CHECKING:
-    from mcvae.data.raw import Raw, Reading
+    from mcvae.data.raw import Raw
     from mcvae.data.splits import Kind, Splits
 
 __all__ = ["DATASETS", "SOURCES", "Dataset", "Source", "check_source", "data_root", "load_data", "load_images"]
@@ -24,7 +24,7 @@ class Dataset(NamedTuple):
 
     load: Loader
     description: str
-    """One line for a person."""
+    """One line of help."""
 
 
 def _later(place: str) -> Callable[..., Any]:
@@ -51,26 +51,21 @@ DATASETS: dict[str, Dataset] = {
 class Source(NamedTuple):
     """How a user's own file is read, and what it may hold."""
 
-    function: str
-    """`module.function` of this package, imported when first called: `(path, reading) -> {split: Raw}`."""
+    read: Callable[..., dict[str, "Raw"]]
+    """`(path, reading) -> {split: Raw}`: rows by split, or "all" of them, unchecked. Folders get a cache, too."""
     description: str
-    """One line for a person."""
-
-    def read(self, path: Path, reading: "Reading", *more: Any) -> dict[str, "Raw"]:
-        """The rows of a file by split, or "all" of them, unchecked."""
-        found: dict[str, Raw] = _later(self.function)(path, reading, *more)
-        return found
+    """One line of help."""
 
 
 SOURCES: dict[str, Source] = {
-    ".npy": Source("arrays.read_array", "an array of images, counts or numbers"),
-    ".npz": Source("arrays.read_array", "arrays called x, or train, validation and test"),
-    ".pt": Source("arrays.read_array", "a tensor, or a dictionary of tensors called like those of an .npz"),
-    ".csv": Source("columnar.read_csv", "a table of numbers"),
-    ".tsv": Source("columnar.read_csv", "a table of numbers"),
-    ".parquet": Source("columnar.read_parquet", "a table of numbers; needs the extra parquet"),
-    ".h5ad": Source("h5ad.read_h5ad", "AnnData of counts; needs the extra h5ad"),
-    "": Source("folders.read_folder", "a folder of PNG or JPEG images"),
+    ".npy": Source(_later("arrays.read_array"), "an array of images, counts or numbers"),
+    ".npz": Source(_later("arrays.read_array"), "arrays called x, or train, validation and test"),
+    ".pt": Source(_later("arrays.read_array"), "a tensor, or a dictionary of tensors called like those of an .npz"),
+    ".csv": Source(_later("columnar.read_csv"), "a table of numbers"),
+    ".tsv": Source(_later("columnar.read_csv"), "a table of numbers"),
+    ".parquet": Source(_later("columnar.read_parquet"), "a table of numbers; needs the extra parquet"),
+    ".h5ad": Source(_later("h5ad.read_h5ad"), "AnnData of counts; needs the extra h5ad"),
+    "": Source(_later("folders.read_folder"), "a folder of PNG or JPEG images"),
 }
 """Sources of users' own data by the suffix of the file; a folder has none."""
 

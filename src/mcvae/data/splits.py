@@ -1,4 +1,4 @@
-"""A data set in memory, cut into train, validation and test; and the error that loading it may raise."""
+"""A data set in memory, split into train, validation and test; and the error that loading it may raise."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,10 +13,11 @@ from mcvae.data.transforms import TRANSFORMS, Standardization, Transform
 if TYPE_CHECKING:
     from mcvae.data.conditions import Coding
 
-__all__ = ["DataError", "Images", "Kind", "Splits", "hold_out"]
+__all__ = ["SPLITS", "DataError", "Images", "Kind", "Splits", "hold_out"]
 
 _SPLIT_SEED = 20210630  # arbitrary, but it must never change: results are comparable only on the same split
 
+SPLITS = ("train", "validation", "test")
 Kind = Literal["pixels", "counts", "real"]
 """What a value is: a byte of an image, a whole number from 0, or any number."""
 
@@ -35,7 +36,7 @@ class Splits:
         validation: data to choose settings by, possibly none: `[0, ...]`.
         test: data for the final figures; never mixed with the others.
         columns: names of the columns of a table, if they have any.
-        note: what a person must know before comparing results on these data with others.
+        note: why results on these data are not comparable with others'; empty if they are.
         given: numbers that the model is conditioned on, `[N, C]` for each of the three; None if on nothing.
         codings: how those numbers came about.
 
@@ -54,7 +55,7 @@ class Splits:
     codings: Sequence["Coding"] = ()
 
     def __post_init__(self) -> None:
-        for split in ("train", "validation", "test"):
+        for split in SPLITS:
             data = self.split(split)
             if data.dim() < 2 or data.dtype != self.train.dtype or data.shape[1:] != self.train.shape[1:]:
                 raise ValueError(
@@ -102,25 +103,24 @@ class Splits:
         """One more than the largest whole number in any split; 0 for real data."""
         if self.kind == "real":
             return 0
-        return 256 if self.kind == "pixels" else 1 + max(int(s.max()) for s in self._all() if len(s))
+        return 256 if self.kind == "pixels" else 1 + max(int(s.max()) for s in map(self.split, SPLITS) if len(s))
 
     def split(self, name: str) -> Tensor:
         """The data of the split "train", "validation" or "test"."""
-        splits = {"train": self.train, "validation": self.validation, "test": self.test}
-        if name not in splits:
-            raise ValueError(f"expected one of the splits {', '.join(splits)}; got {name!r}.")
-        return splits[name]
+        if name not in SPLITS:
+            raise ValueError(f"expected one of the splits {', '.join(SPLITS)}; got {name!r}.")
+        data: Tensor = getattr(self, name)
+        return data
 
     def given_of(self, name: str) -> Tensor | None:
         """What the data of a split are conditioned on."""
-        return None if self.given is None else self.given[("train", "validation", "test").index(name)]
+        return None if self.given is None else self.given[SPLITS.index(name)]
 
     def thinned(self, name: str, rows: Tensor) -> "Splits":
         """A copy that keeps only the given rows of one split."""
-        place = ("train", "validation", "test").index(name)
-        given = self.given
-        if given is not None:
-            given = (*given[:place], given[place][rows], *given[place + 1 :])  # type: ignore[assignment]
+        given = self.given and tuple(
+            part[rows] if split == name else part for split, part in zip(SPLITS, self.given, strict=True)
+        )
         return replace(self, **{name: self.split(name)[rows], "given": given})  # type: ignore[arg-type]
 
     def transform(self, name: str) -> Transform:
@@ -130,13 +130,10 @@ class Splits:
     def fingerprint(self) -> str:
         """Of the contents of all splits: a run that is evaluated must find the data it was trained on."""
         digest = hashlib.sha256()
-        for data in (*self._all(), *(self.given or ())):
+        for data in (*map(self.split, SPLITS), *(self.given or ())):
             digest.update(str(list(data.shape)).encode())
             digest.update(data.contiguous().view(-1).view(torch.uint8).numpy().data if len(data) else b"")
         return digest.hexdigest()[:16]
-
-    def _all(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.train, self.validation, self.test
 
 
 Images = Splits

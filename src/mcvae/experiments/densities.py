@@ -93,7 +93,7 @@ def _rows(name: str) -> list[list[str]]:
         except (OSError, ValueError) as error:  # no network, no such page; or another checksum than expected
             raise DataError(f"could not download {path}: {error}. Put the file there yourself, from {url}.") from error
     if not path.exists():
-        raise DataError(f"expected {path}, which is not there. Put the file there, or set MCVAE_DATA to the folder.")
+        raise DataError(f"expected {path}, which does not exist. Put the file there, or set MCVAE_DATA to the folder.")
     with path.open() as file:
         return [row for row in csv.reader(file) if row]
 
@@ -104,7 +104,7 @@ _SOURCES = {
         "sha256:46d52186b84e20be52918adb93e8fb9926b34795ff7504c24350ae0616a04bbd",
     )
 }
-"""Address and checksum by name. Of sonar and pines no checksum is published."""
+"""Address and checksum by name. Nobody publishes checksums of sonar and pines."""
 
 
 def _logistic(x: Tensor, y: Tensor, log_evidence: float | None, error: float = 0.0) -> Target:

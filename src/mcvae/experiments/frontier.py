@@ -1,13 +1,11 @@
 """Where do chains pay? One budget of decoder passes per image, spent as samples, as steps, or as both."""
 
-from dataclasses import asdict, replace
 from typing import Any
 
-from mcvae.experiments.cells import Cell
-from mcvae.experiments.image_tables import CERTIFYING, SIMULATED, __name__ as _images, protocol_settings
+from mcvae.experiments.cell import Cell
+from mcvae.experiments.image_tables import SIMULATED, training_cells
 from mcvae.experiments.paper import ReproductionOptions
-from mcvae.runs.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from mcvae.runs.method import parse_key
+from mcvae.runs.config import DataConfig, ModelConfig, TrainConfig
 
 __all__ = ["ENCODERS", "METHODS", "PRESETS", "cells"]
 
@@ -34,31 +32,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 def cells(options: ReproductionOptions) -> list[Cell]:
     """A cell per data set, encoder, method and seed."""
     preset = PRESETS[options.preset]
-    epochs = options.epochs or list(preset["epochs"])
-    optimizer, evaluation = protocol_settings(options.protocol)
-    evaluation |= {"limit": options.limit or preset["limit"], "simulated": 32}
-    if options.preset == "paper" and options.protocol == "clean":
-        evaluation |= CERTIFYING | {"simulated": SIMULATED["mnist"]}
-    found = []
-    for data in preset["data"]:
-        data = replace(data, limit=options.images)
-        for strength, encoder in ENCODERS.items():
-            for method in options.methods or METHODS:
-                for seed in range(options.seeds or preset["seeds"]):
-                    config = TrainConfig(
-                        data,
-                        ModelConfig("mlp", encoder=encoder),
-                        parse_key(method),
-                        optimizer,
-                        RunConfig(epochs[-1], seed, snapshots=epochs[:-1]),
-                    )
-                    settings = {
-                        "config": asdict(config),
-                        "evaluation": evaluation,
-                        "method": method,
-                        "protocol": options.protocol,
-                        "subject": f"{data.name}, {strength} encoder",
-                    }
-                    name = f"frontier-{data.name}-{strength}-{method}-s{seed}"
-                    found.append(Cell(name, f"{_images}:run", settings, ("evaluation",)))
-    return found
+    return [
+        cell
+        for data in preset["data"]
+        for strength, encoder in ENCODERS.items()
+        for cell in training_cells(
+            f"frontier-{data.name}-{strength}",
+            TrainConfig(data, ModelConfig("mlp", encoder=encoder)),
+            options.methods or METHODS,
+            preset,
+            options,
+            simulated=SIMULATED["mnist"] if options.certified else 32,
+            subject=f"{data.name}, {strength} encoder",
+        )
+    ]

@@ -7,7 +7,8 @@ from itertools import product
 from typing import Any
 
 from mcvae.data import DATASETS
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
+from mcvae.experiments.image_tables import training_cell
 from mcvae.runs.config import DataConfig, EvaluationSettings, RunConfig, TrainConfig, check, check_range, parse_config
 from mcvae.runs.method import parse_key
 from mcvae.runs.naming import check_name
@@ -16,7 +17,6 @@ from mcvae.training.options import check_trainer
 
 __all__ = ["Grid"]
 
-_TASK = "mcvae.experiments.image_tables:run"  # by name, since it imports torch
 _OF_THE_GRID = ("run.folder", "run.seed", "data.name", "method.name")
 
 
@@ -68,13 +68,7 @@ class Grid:
         parsed = parse_config(config)
         check(parsed)
         check_trainer(parsed.trainer)
-        described = {
-            "config": config,
-            "evaluation": dict(self.evaluation),
-            "method": "-".join([method, *words]),
-            "protocol": "clean",
-        }
-        return Cell("-".join([dataset, method, *words, f"s{seed}"]), _TASK, described, ("evaluation",))
+        return training_cell(dataset, "-".join([method, *words]), config, dict(self.evaluation))
 
 
 def _plain(value: Any) -> str:
@@ -83,23 +77,13 @@ def _plain(value: Any) -> str:
 
 
 def _set(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set a setting by its dotted name."""
     if key in _OF_THE_GRID:
         raise ValueError(f"{key} is decided by the grid; leave it out of the settings.")
-    *path, last = str(key).split(".")
-    if not path and last != "trainer":
-        check_name("setting", key, _dotted(content))
-    for part in path:
-        content = content.get(part, {}) if isinstance(content, dict) else {}
-    if not isinstance(content, dict) or last not in content:
-        check_name("setting", key, _dotted(asdict(TrainConfig())))
-        raise ValueError(f"the setting {key} has parts; give one of them, such as {key}.name.")
-    content[last] = value
-
-
-def _dotted(content: dict[str, Any]) -> list[str]:
-    """The names of settings, without those of the grid."""
     parts = {part: names for part, names in content.items() if isinstance(names, dict) and part != "trainer"}
-    return [*(f"{part}.{name}" for part, names in parts.items() for name in names), "trainer"]
+    check_name("setting", key, [*(f"{part}.{name}" for part, names in parts.items() for name in names), "trainer"])
+    part, _, name = key.rpartition(".")
+    (parts[part] if part else content)[name] = value
 
 
 def _check_evaluation(content: Mapping[str, Any]) -> None:

@@ -1,16 +1,16 @@
 """Tables 1 to 3, k-sweep and training curves: each cell trains one method on images and evaluates it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
+from mcvae.experiments.paper import ReproductionOptions
 from mcvae.runs.config import (
     DataConfig,
     EvaluationSettings,
-    ModelConfig,
     OptimizerConfig,
     RunConfig,
     TrainConfig,
@@ -21,7 +21,7 @@ from mcvae.runs.plain import number, read_rows
 from mcvae.runs.records import Record, paired, read_records
 from mcvae.runs.results import read_snapshot
 
-__all__ = ["PAPER_METHODS", "PRESETS", "cells", "differences", "protocol_settings", "run", "unfinished"]
+__all__ = ["PAPER_METHODS", "PRESETS", "cells", "differences", "run", "training_cell", "training_cells", "unfinished"]
 
 PAPER_METHODS = (
     "vae",
@@ -44,10 +44,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """`epochs` after which models are evaluated, the last being the length of training; `limit`: test images."""
 
-CERTIFYING = {"num_steps": 64, "num_samples": 8}
-"""Chains of the preset "paper"; bounds from both sides say whether they were long enough."""
 SIMULATED = {"mnist": 200, "cifar10": 50, "celeba": 20}
-"""Images for bounds from both sides; photographs cost more."""
+"""Images for bounds from both sides, which certify a likelihood; photographs cost more."""
 
 QUICK_DATA = {
     "mnist": DataConfig("digits", batch_size=50),
@@ -59,47 +57,64 @@ _QUICK_COLOUR: dict[str, Any] = {"epochs": (5,), "limit": 50}
 """Shorter, since photographs cost more than digits."""
 
 
-def cells(
-    dataset: str,
+def cells(dataset: str, options: ReproductionOptions, methods: Sequence[str] | None = None) -> list[Cell]:
+    """A cell per method and seed: the methods that the user chose, else the given ones, else the preset's."""
+    preset, data = PRESETS[options.preset], DataConfig(dataset)
+    if options.preset == "quick":
+        data = QUICK_DATA[dataset]
+        preset = preset if data.name == "digits" else preset | _QUICK_COLOUR
+    first = (options.epochs or preset["epochs"])[0]
+    every = max(1, first // 3) if dataset == "mnist" else 0  # for the training curves
+    return training_cells(
+        dataset,
+        TrainConfig(data, run=RunConfig(likelihood_every=every)),
+        options.methods or methods or preset["methods"],
+        preset,
+        options,
+        simulated=SIMULATED[dataset] if options.certified else 0,
+    )
+
+
+def training_cells(
+    prefix: str,
+    config: TrainConfig,
     methods: Sequence[str],
+    preset: Mapping[str, Any],
+    options: ReproductionOptions,
     *,
-    preset: str,
-    protocol: str,
-    seeds: int,
-    epochs: Sequence[int] | None = None,
-    limit: int | None = None,
-    images: int | None = None,
+    simulated: int,
+    **more: Any,
 ) -> list[Cell]:
-    """A cell per method and seed; what is None is the preset's choice."""
-    data = QUICK_DATA[dataset] if preset == "quick" else DataConfig(dataset)
-    data = replace(data, limit=images or data.limit)
-    own = PRESETS[preset] | (_QUICK_COLOUR if preset == "quick" and data.name != "digits" else {})
-    epochs, limit = epochs or own["epochs"], limit or own["limit"]
-    optimizer, evaluation = protocol_settings(protocol)
-    evaluation |= {"limit": limit, "simulated": 0}
-    if preset == "paper" and protocol == "clean":
-        evaluation |= CERTIFYING | {"simulated": SIMULATED[dataset]}
-    every = max(1, epochs[0] // 3) if dataset == "mnist" else 0  # for the training curves
+    """A cell per method and seed, for `config` with the user's options and, where they are None, the preset's.
+
+    Protocol "clean" gives every method the same optimiser with a schedule and clipping, and evaluates by 16 chains of
+    32 tuned temperatures, or by 8 of 64 to certify. Protocol "paper" is what the paper states: plain Adam, and 10
+    chains of 5 equidistant temperatures. Bounds from both sides take `simulated` images.
+    """
+    epochs = list(options.epochs or preset["epochs"])
+    evaluation = {"limit": options.limit or preset["limit"], "simulated": simulated, "compare_iwae": False}
+    if options.protocol == "clean":
+        optimizer = OptimizerConfig()
+        evaluation |= {"num_steps": 64, "num_samples": 8} if options.certified else {"num_steps": 32, "num_samples": 16}
+    else:
+        optimizer = OptimizerConfig(milestones=[], clip=0.0)
+        evaluation |= {"protocol": "paper"}
+    data = replace(config.data, limit=options.images or config.data.limit)
     found = []
-    for name in methods:
-        for seed in range(seeds):
-            run_config = RunConfig(epochs=epochs[-1], seed=seed, snapshots=list(epochs[:-1]), likelihood_every=every)
-            config = TrainConfig(data, ModelConfig(), parse_key(name), optimizer, run_config)
-            settings = {"config": asdict(config), "evaluation": evaluation, "method": name, "protocol": protocol}
-            found.append(Cell(f"{dataset}-{name}-s{seed}", f"{__name__}:run", settings, ("evaluation",)))
+    for method in methods:
+        for seed in range(options.seeds or preset["seeds"]):
+            run_config = replace(config.run, epochs=epochs[-1], seed=seed, snapshots=epochs[:-1])
+            own = asdict(replace(config, data=data, method=parse_key(method), optimizer=optimizer, run=run_config))
+            found.append(training_cell(prefix, method, own, evaluation, protocol=options.protocol, **more))
     return found
 
 
-def protocol_settings(protocol: str) -> tuple[OptimizerConfig, dict[str, Any]]:
-    """The optimiser and the evaluation of a protocol.
-
-    Protocol "clean" gives every method the same optimiser with a schedule and clipping, and evaluates by 16 chains of
-    32 tuned temperatures; the preset "paper" takes those of `CERTIFYING`. Protocol "paper" is what the paper states:
-    plain Adam, and 10 chains of 5 equidistant temperatures.
-    """
-    if protocol == "clean":
-        return OptimizerConfig(), {"num_steps": 32, "num_samples": 16, "compare_iwae": False}
-    return OptimizerConfig(milestones=[], clip=0.0), {"protocol": "paper", "compare_iwae": False}
+def training_cell(
+    prefix: str, label: str, config: dict[str, Any], evaluation: dict[str, Any], *, protocol: str = "clean", **more: Any
+) -> Cell:
+    """A cell that trains and evaluates one run; what its records call the method is `label`."""
+    settings = {"config": config, "evaluation": evaluation, "method": label, "protocol": protocol, **more}
+    return Cell(f"{prefix}-{label}-s{config['run']['seed']}", f"{__name__}:run", settings, ("evaluation",))
 
 
 def run(folder: Path, settings: dict[str, Any]) -> list[Record]:

@@ -1,14 +1,14 @@
 """The experiments by name, their options, and the paper's published numbers. Imports no torch."""
 
-import csv
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
 from mcvae.runs.config import check_range
 from mcvae.runs.method import parse_key
 from mcvae.runs.naming import check_name
+from mcvae.runs.plain import read_rows
 
 __all__ = [
     "DENSITIES",
@@ -52,7 +52,7 @@ class ReproductionOptions:
         densities: only these, such as [sonar,funnel] (posteriors).
         epochs: after which to evaluate, the last being the length of training, such as [10,30,100] (images).
         limit: test images to evaluate on (images).
-        images: at most this many training images (images).
+        images: maximum number of training images (images).
     """
 
     preset: Literal["quick", "paper"] = "quick"
@@ -63,6 +63,11 @@ class ReproductionOptions:
     epochs: list[int] | None = None
     limit: int | None = None
     images: int | None = None
+
+    @property
+    def certified(self) -> bool:
+        """Whether likelihoods of images are certified: by longer chains, and bounds from both sides."""
+        return self.preset == "paper" and self.protocol == "clean"
 
     def check(self, experiment: str) -> None:
         """Raise a ValueError that names the option, for values that make no sense in an experiment."""
@@ -92,20 +97,15 @@ def paper_values() -> dict[tuple[str, str, str, int, str], tuple[float, float]]:
     They differ in places: CelebA's RealNVP has other numbers in each. The constants that the captions ask to add,
     11400 and 2800, are added.
     """
-    with files("mcvae.experiments").joinpath("paper.csv").open() as file:
-        return {
-            (row["table"], row["dataset"], row["method"], int(row["epoch"]), row["metric"]): (
-                float(row["value"]),
-                float(row["deviation"]),
-            )
-            for row in csv.DictReader(file)
-        }
+    values = {}
+    for row in read_rows(Path(__file__).with_name("paper.csv")):
+        key = (row["table"], row["dataset"], row["method"], int(row["epoch"]), row["metric"])
+        values[key] = (float(row["value"]), float(row["deviation"]))
+    return values
 
 
-def paper_value(
-    dataset: str, method: str, epoch: int | None, metric: str, table: Literal["main", "full"] = "full"
-) -> tuple[float | None, float | None]:
-    """Value and deviation, or None twice where the paper has none.
+def paper_value(dataset: str, method: str, epoch: int | None, metric: str) -> tuple[float | None, float | None]:
+    """Value and deviation of the full tables, or None twice where they have none.
 
     >>> paper_value("mnist", "vae", 10, "nll")
     (89.83, 0.59)
@@ -114,4 +114,4 @@ def paper_value(
     """
     if epoch is None:
         return None, None
-    return paper_values().get((table, dataset, method, epoch, metric), (None, None))
+    return paper_values().get(("full", dataset, method, epoch, metric), (None, None))

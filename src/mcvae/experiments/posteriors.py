@@ -1,11 +1,8 @@
 """The public benchmark of posteriors: bounds and evidence of single densities, by every method of the package."""
 
-import csv
 import math
 import time
-from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +20,18 @@ from mcvae.core.kernels import Kernel, mala, ula, underdamped
 from mcvae.core.randomness import seeded_generator
 from mcvae.core.schedules import LearnedSchedule
 from mcvae.core.step_sizes import LearnedStepSizes, RelativeStepSizes
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
 from mcvae.experiments.densities import TARGETS, Target, load_target
-from mcvae.experiments.paper import POSTERIOR_METHODS, POSTERIOR_STEPS
+from mcvae.experiments.fitting import evaluations_per_datum, maximise
+from mcvae.experiments.paper import POSTERIOR_METHODS, POSTERIOR_STEPS, ReproductionOptions
+from mcvae.runs.plain import read_rows
 from mcvae.runs.records import Record
 
 __all__ = ["LEARNED", "cells", "published_elbo", "run"]
 
-LEARNED = POSTERIOR_METHODS[1:-2]
+_TUNED = ("ais-mala", "smc")
+"""Methods that a pilot tunes, from the q of VI."""
+LEARNED = tuple(method for method in POSTERIOR_METHODS if method not in ("vi", *_TUNED))
 """Methods that are trained: step sizes, temperatures, networks and q together."""
 SIZES: dict[str, dict[str, Any]] = {
     "quick": {"num_updates": 1000, "num_chains": 1000, "compile": False},
@@ -39,23 +40,20 @@ SIZES: dict[str, dict[str, Any]] = {
 """The published numbers took 150,000 updates; ours a tenth."""
 
 
-def cells(
-    preset: str, seeds: int, methods: Sequence[str] | None = None, densities: Sequence[str] | None = None
-) -> list[Cell]:
+def cells(options: ReproductionOptions) -> list[Cell]:
     """A cell per density, method, K and seed; K = 0 for VI."""
-    densities = densities or (_QUICK if preset == "quick" else tuple(TARGETS))
-    wanted = methods or POSTERIOR_METHODS
+    quick, wanted = options.preset == "quick", options.methods or POSTERIOR_METHODS
     return [
         Cell(
             f"posterior-{density}-{method}-k{number}-s{seed}",
             f"{__name__}:run",
-            {"density": density, "method": method, "num_steps": number, "seed": seed} | SIZES[preset],
+            {"density": density, "method": method, "num_steps": number, "seed": seed} | SIZES[options.preset],
         )
-        for density in densities
+        for density in options.densities or (_QUICK if quick else TARGETS)
         for method in POSTERIOR_METHODS
         for number in ((0,) if method == "vi" else POSTERIOR_STEPS)
-        if f"{method}-k{number}" in wanted or (method in wanted and (preset == "paper" or number in (0, 8)))
-        for seed in range(seeds)
+        if f"{method}-k{number}" in wanted or (method in wanted and (not quick or number in (0, 8)))
+        for seed in range(options.seeds or 1)
     ]
 
 
@@ -64,13 +62,12 @@ _QUICK = ("funnel", "banana", "many-well", "mixture-40")
 
 @cache
 def _published() -> dict[tuple[str, str, int], float]:
-    with files("mcvae.experiments").joinpath("posteriors.csv").open() as file:
-        rows = csv.DictReader(file)
-        return {(row["dataset"], row["method"], int(row["num_steps"])): float(row["elbo"]) for row in rows}
+    rows = read_rows(Path(__file__).with_name("posteriors.csv"))
+    return {(row["dataset"], row["method"], int(row["num_steps"])): float(row["elbo"]) for row in rows}
 
 
 def published_elbo(density: str, method: str, num_steps: int) -> float | None:
-    """The published ELBO of the CMCD repository after 150,000 updates; None if there is none.
+    """The ELBO that the CMCD repository publishes, after 150,000 updates; None if there is none.
 
     >>> published_elbo("sonar", "cmcd", 8)
     -112.27
@@ -101,31 +98,14 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     begin = time.process_time()
     initial = MeanField(target.latent_dim)
     objective = recipes.vae(_CHAINS)
-    _maximise(objective, initial, target, min(updates, 3000), seed, rate=1e-2)
-    evaluations = min(updates, 3000) * _CHAINS
-    generator = seeded_generator("weights", density, method, number, seed)
+    evaluations = _fit(objective, initial, target, min(updates, 3000), seed, rate=1e-2)
     if method in LEARNED:
         objective = _objective(method, number, target.latent_dim, compiled=settings["compile"])
-        _maximise(objective, initial, target, updates, seed, rate=1e-3 * math.sqrt(64 / number))
-        evaluations += updates * _CHAINS * objective.num_evaluations
+        evaluations += _fit(objective, initial, target, updates, seed, rate=1e-3 * math.sqrt(64 / number))
+    if method in _TUNED:
+        evaluations += settings["num_chains"] * (number + 1)
     with torch.no_grad():
-        bridge = initial(target)
-        if method in ("ais-mala", "smc"):
-            evidence = estimate_log_evidence(
-                target.log_joint,
-                bridge.initial,
-                kernel=mala(),
-                num_steps=number,
-                num_samples=settings["num_chains"],
-                resample=0.5 if method == "smc" else None,
-                generator=generator,
-            )
-            log_weight, log_evidence, error = evidence.log_weights, evidence.log_evidence, evidence.standard_error
-            evaluations += settings["num_chains"] * (number + 1)
-        else:
-            portions = range(0, settings["num_chains"], _PORTION)
-            log_weight = torch.cat([objective.run(bridge, _PORTION, generator=generator).log_weight for _ in portions])
-            log_evidence, error = iwae(log_weight), standard_error(log_weight)
+        log_weight, log_evidence, error = _weigh(objective, initial(target), settings)
     seconds = round(time.process_time() - begin, 2)  # of the processor: others may use it, too
 
     def record(metric: str, value: Tensor, error: Tensor, published: float | None = None) -> Record:
@@ -147,6 +127,26 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
         spread = log_weight.std() / math.sqrt(len(log_weight))
         found.insert(0, record("elbo", log_weight.mean(), spread, published_elbo(density, method, number)))
     return found
+
+
+def _weigh(objective: AnnealedEstimator, bridge: Bridge, settings: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-weights of fresh chains, log Ẑ and its standard error; methods that are not trained are tuned first."""
+    method, number, chains = settings["method"], settings["num_steps"], settings["num_chains"]
+    generator = seeded_generator("weights", settings["density"], method, number, settings["seed"])
+    if method in _TUNED:
+        evidence = estimate_log_evidence(
+            bridge.log_joint,
+            bridge.initial,
+            kernel=mala(),
+            num_steps=number,
+            num_samples=chains,
+            resample=0.5 if method == "smc" else None,
+            generator=generator,
+        )
+        return evidence.log_weights, evidence.log_evidence, evidence.standard_error
+    portions = range(0, chains, _PORTION)
+    log_weight = torch.cat([objective.run(bridge, _PORTION, generator=generator).log_weight for _ in portions])
+    return log_weight, iwae(log_weight), standard_error(log_weight)
 
 
 _CHAINS = 5
@@ -173,28 +173,19 @@ def _objective(method: str, num_steps: int, latent_dim: int, *, compiled: bool) 
     return made
 
 
-def _maximise(
+def _fit(
     objective: AnnealedEstimator, initial: MeanField, target: Target, num_updates: int, seed: int, *, rate: float
-) -> None:
-    """Adam with a rate for networks and q that falls to 0 along a cosine.
+) -> int:
+    """Maximise the bound, with one learning rate for networks and q, another for the rest; return model evaluations.
 
-    Gradients of long chains are noisier, so their rate is lower. Step sizes, temperatures and frictions have a rate of
-    their own, and a higher one: they are few, and far from where they should be.
+    Gradients of long chains are noisier, so networks learn more slowly there. Step sizes, temperatures and frictions
+    have a higher rate: they are few, and far from where they should be.
     """
     networks = [parameter for name, parameter in objective.named_parameters() if ".control." in name]
     known = {id(p) for p in networks}
     scalars = [p for p in objective.parameters() if p.requires_grad and id(p) not in known]
-    groups = [{"params": [*initial.parameters(), *networks], "lr": rate}]
+    groups: list[dict[str, Any]] = [{"params": [*initial.parameters(), *networks], "lr": rate}]
     if scalars:
         groups.append({"params": scalars, "lr": 1e-2})
-    optimizer = torch.optim.Adam(groups)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_updates)
-    noise = seeded_generator("chains", seed)
-    parameters = [p for group in groups for p in group["params"]]  # type: ignore[attr-defined]
-    for _ in range(num_updates):
-        estimate = objective(initial(target), generator=noise)
-        optimizer.zero_grad()
-        torch.autograd.backward(estimate.loss.mean())
-        nn.utils.clip_grad_norm_(parameters, 10.0)
-        optimizer.step()
-        scheduler.step()
+    maximise(objective, lambda: initial(target), groups, num_updates, seed)
+    return num_updates * evaluations_per_datum(objective)

@@ -18,12 +18,13 @@ from mcvae.core.gradients import ControlVariate, leave_one_out, no_control_varia
 from mcvae.core.randomness import seeded_generator
 from mcvae.core.step_sizes import FixedStepSizes
 from mcvae.data import DataError, load_images
-from mcvae.experiments.cells import Cell
+from mcvae.experiments.cell import Cell
 from mcvae.experiments.fitting import evaluations_per_datum, fit
+from mcvae.experiments.paper import ReproductionOptions
 from mcvae.models import PPCA, GaussianEncoder, LatentVariableModel
 from mcvae.runs.records import Record
 
-__all__ = ["ESTIMATORS", "cells", "measure", "run"]
+__all__ = ["ESTIMATORS", "arrays", "cells", "measure", "run"]
 
 SIZES: dict[str, dict[str, Any]] = {
     "quick": {"latent_dim": 20, "data_dim": 100, "replicates": 100, "num_updates": 500},
@@ -74,9 +75,16 @@ ESTIMATORS = {
 """The estimators of the figures, some to compare them with, and a biased one that the check must reject."""
 
 
-def cells(preset: str, seeds: int) -> list[Cell]:
+def cells(options: ReproductionOptions) -> list[Cell]:
     """A cell per seed: all estimators share the fitted q. Replicates, not seeds, are what the paper's boxes show."""
-    return [Cell(f"ppca-s{seed}", f"{__name__}:run", {"seed": seed} | SIZES[preset]) for seed in range(seeds)]
+    size = SIZES[options.preset]
+    return [Cell(f"ppca-s{seed}", f"{__name__}:run", {"seed": seed} | size) for seed in range(options.seeds or 1)]
+
+
+def arrays(root: Path, cells: list[Cell]) -> dict[str, Any]:
+    """What the figure shows: the replicates of the first seed."""
+    path = root / cells[0].name / "replicates.npz"
+    return dict(numpy.load(path)) if path.exists() else {}
 
 
 def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
@@ -90,12 +98,12 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     fit(model, recipes.vae(), x, num_updates=4 * updates, seed=seed)
     fit(model, recipes.iwae(100), x, num_updates=updates // 4, learning_rate=3e-4, seed=seed)
     model.double().requires_grad_(False)
+    x = x.double()
+    frozen = {name: _frozen(each, model, x, latent_dim, updates, seed) for name, each in ESTIMATORS.items()}
     ppca.requires_grad_(True)
     records, arrays = list[Record](), dict[str, Any]()
-    for name, estimator in ESTIMATORS.items():
-        torch.manual_seed(seed)
-        objective = _frozen(estimator, model, x.double(), latent_dim, updates, seed)
-        found = measure(model, objective, x.double(), settings["replicates"], seed, pathwise=estimator.pathwise)
+    for name, objective in frozen.items():
+        found = measure(model, objective, x, settings["replicates"], seed, pathwise=ESTIMATORS[name].pathwise)
         arrays |= {f"{name}/log_evidence_error": found.errors, f"{name}/derivative_error": found.derivative_errors}
         cost: Any = {"evaluations": evaluations_per_datum(objective), "seconds": round(found.seconds, 5)}
         records += [
@@ -123,6 +131,7 @@ def _frozen(
     estimator: _Estimator, model: LatentVariableModel, x: Tensor, latent_dim: int, updates: int, seed: int
 ) -> AnnealedEstimator:
     """The estimator with step sizes adapted on a pilot, and networks learned where it has them, then frozen."""
+    torch.manual_seed(seed)
     objective, noise = estimator.build(latent_dim, x.shape[1]).double(), seeded_generator("pilot", seed)
     if objective.schedule.num_steps:
         for _ in range(_PILOT):
@@ -135,11 +144,7 @@ def _frozen(
             len(steps), latent_dim, step_sizes=FixedStepSizes(len(steps), steps.detach()), backward=backward
         ).double()
     if any(parameter.requires_grad for parameter in objective.parameters()):
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        model.requires_grad_(False)
         fit(model, objective, x, num_updates=updates, seed=seed)
-        for parameter in trained:
-            parameter.requires_grad_(True)
     return objective.requires_grad_(False)
 
 
@@ -164,7 +169,6 @@ def measure(
     seed: int,
     *,
     pathwise: bool = False,
-    epsilon: float = 0.01,
 ) -> Measurement:
     """Replicate a bound and its gradient in θ, and compare with the exact ones.
 
@@ -178,7 +182,7 @@ def measure(
     evidence = ppca.log_evidence(x).mean()
     exact = _flat(torch.autograd.grad(evidence, theta))
     scale = _flat([torch.zeros_like(ppca.theta_0), ppca.theta_1.detach()])
-    errors, derivatives, differences = (torch.empty(replicates, dtype=torch.float64) for _ in range(3))
+    errors, derivatives = torch.empty(2, replicates, dtype=torch.float64)
     mean, squares = torch.zeros_like(exact), torch.zeros_like(exact)
     begin = time.perf_counter()
     for index in range(replicates):
@@ -189,32 +193,41 @@ def measure(
         mean += gradient / replicates
         squares += gradient.square() / replicates
     seconds = (time.perf_counter() - begin) / replicates
-    for index in range(replicates):
-        plus, minus = (
-            _bound_at_scale(model, objective, x, sign * epsilon, seeded_generator("difference", seed, index))
-            for sign in (1, -1)
-        )
-        differences[index] = (plus - minus) / (2 * epsilon)
+    differences = _differences(model, objective, x, replicates, seed)
     variance = float((squares - mean.square()).sum()) * replicates / (replicates - 1)
     own = mean.square().sum().item() - variance / replicates  # the squared norm of the mean, without its bias
     off = (mean - exact).square().sum().item() - variance / replicates
-    root = math.sqrt(replicates)
+    root, norm, spread = math.sqrt(replicates), float(exact.norm()), float(errors.var())
     distance = (derivatives.mean() - differences.mean()) / (derivatives.var() + differences.var()).sqrt() * root
-    spread = float(errors.var())
     metrics: dict[str, tuple[float, float | None]] = {
         "log_evidence_error": (float(errors.mean()), float(errors.std()) / root),
         "log_evidence_variance": (spread, spread * math.sqrt(2 / (replicates - 1))),
         "gradient_variance": (variance, None),
         "variance_times_cost": (variance * evaluations_per_datum(objective), None),
         "gradient_snr": (math.sqrt(max(own, 0.0) / variance), None),
-        "gradient_bias": (
-            math.sqrt(max(off, 0.0)) / float(exact.norm()),
-            math.sqrt(variance) / root / float(exact.norm()),
-        ),
+        "gradient_bias": (math.sqrt(max(off, 0.0)) / norm, math.sqrt(variance) / root / norm),
         "derivative_z": (float(distance), 1.0),
     }
     derivative_errors = derivatives - float(exact @ scale)
     return Measurement(metrics, errors.numpy(), derivative_errors.numpy(), seconds)
+
+
+def _differences(
+    model: LatentVariableModel, objective: AnnealedEstimator, x: Tensor, replicates: int, seed: int
+) -> Tensor:
+    """Derivatives of the bound along the scale of θ₁, `[R]`, by central differences with common random numbers."""
+    found = torch.empty(replicates, dtype=torch.float64)
+    for index in range(replicates):
+        plus, minus = (
+            _bound_at_scale(model, objective, x, log_scale, seeded_generator("difference", seed, index))
+            for log_scale in (_EPSILON, -_EPSILON)
+        )
+        found[index] = (plus - minus) / (2 * _EPSILON)
+    return found
+
+
+_EPSILON = 0.01
+"""Half the change of log θ₁ between the bounds of a difference."""
 
 
 @torch.no_grad()

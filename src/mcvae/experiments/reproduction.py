@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 
 import mcvae
 from mcvae.experiments import frontier, image_tables, posteriors, ppca_gradients, toy_parameters, toy_posterior
-from mcvae.experiments.cells import Cell, Progress, look, run_cells
+from mcvae.experiments.cell import Cell, Progress
+from mcvae.experiments.cells import look, run_cells
 from mcvae.experiments.paper import ReproductionOptions, paper_value
 from mcvae.runs.plain import write_json
 from mcvae.runs.records import Record, read_records, write_records
@@ -36,47 +38,13 @@ class Experiment:
     """Records of several cells together, such as differences between methods."""
 
 
-def _images(dataset: str, options: ReproductionOptions, methods: tuple[str, ...] | None = None) -> list[Cell]:
-    preset = image_tables.PRESETS[options.preset]
-    return image_tables.cells(
-        dataset,
-        options.methods or methods or preset["methods"],
-        preset=options.preset,
-        protocol=options.protocol,
-        seeds=options.seeds or preset["seeds"],
-        epochs=options.epochs,
-        limit=options.limit,
-        images=options.images,
-    )
-
-
 def _k_sweep(options: ReproductionOptions) -> list[Cell]:
     steps = (1, 2, 5, 10) if options.preset == "quick" else (1, 2, 5, 10, 20)
-    return _images("mnist", options, ("vae", "iwae-10", *(f"l-mcvae-linear-k{k}" for k in steps)))
+    return image_tables.cells("mnist", options, ("vae", "iwae-10", *(f"l-mcvae-linear-k{k}" for k in steps)))
 
 
 def _training_curves(options: ReproductionOptions) -> list[Cell]:
-    return _images("mnist", options, ("vae", "iwae-10", "l-mcvae-linear-k5", "a-mcvae-linear-k3"))
-
-
-def _posterior_arrays(root: Path, cells: list[Cell]) -> dict[str, Any]:
-    """Samples of every method's first seed, and the exact posterior on a grid."""
-    arrays = {
-        str(cell.settings["method"]): numpy.load(root / cell.name / "samples.npy")
-        for cell in cells
-        if cell.settings["seed"] == 0 and (root / cell.name / "samples.npy").exists()
-    }
-    ring, x = toy_posterior.ring(), torch.tensor([[toy_posterior.OBSERVATION]])
-    axis = torch.linspace(-4, 4, 201)
-    grid = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1).reshape(-1, 1, 2)
-    with torch.no_grad():
-        arrays["exact"] = ring.log_posterior(x, grid).exp().reshape(201, 201).numpy()
-    return arrays
-
-
-def _replicates(root: Path, cells: list[Cell]) -> dict[str, Any]:
-    path = root / cells[0].name / "replicates.npz"
-    return dict(numpy.load(path)) if path.exists() else {}
+    return image_tables.cells("mnist", options, ("vae", "iwae-10", "l-mcvae-linear-k5", "a-mcvae-linear-k3"))
 
 
 def _table(title: str, cells: Callable[[ReproductionOptions], list[Cell]], *more: str) -> Experiment:
@@ -87,18 +55,18 @@ def _table(title: str, cells: Callable[[ReproductionOptions], list[Cell]], *more
 EXPERIMENTS = {
     "toy-posterior": Experiment(
         "Figure 1: how near each method comes to a posterior that is a ring",
-        lambda o: toy_posterior.cells(o.preset, o.seeds or {"quick": 1, "paper": 3}[o.preset], o.methods),
+        toy_posterior.cells,
         ("energy_distance", "energy_distance_resampled", "bound_gap"),
-        _posterior_arrays,
+        toy_posterior.arrays,
     ),
     "toy-parameters": Experiment(
         "Supplement: squared error of (ξ, ζ) against the dimension of the latents",
-        lambda o: toy_parameters.cells(o.preset, o.seeds or {"quick": 1, "paper": 3}[o.preset]),
+        toy_parameters.cells,
         ("squared_error",),
     ),
     "ppca": Experiment(
         "Figure 2: bounds and gradients on probabilistic PCA, where both are known",
-        lambda o: ppca_gradients.cells(o.preset, o.seeds or 1),
+        ppca_gradients.cells,
         (
             "log_evidence_error",
             "log_evidence_variance",
@@ -107,11 +75,11 @@ EXPERIMENTS = {
             "gradient_bias",
             "derivative_z",
         ),
-        _replicates,
+        ppca_gradients.arrays,
     ),
-    "mnist": _table("Table 1: MNIST", lambda o: _images("mnist", o)),
-    "celeba": _table("Table 2: CelebA", lambda o: _images("celeba", o), "bits_per_dim"),
-    "cifar10": _table("Table 3: CIFAR-10", lambda o: _images("cifar10", o), "bits_per_dim"),
+    "mnist": _table("Table 1: MNIST", partial(image_tables.cells, "mnist")),
+    "celeba": _table("Table 2: CelebA", partial(image_tables.cells, "celeba"), "bits_per_dim"),
+    "cifar10": _table("Table 3: CIFAR-10", partial(image_tables.cells, "cifar10"), "bits_per_dim"),
     "k-sweep": _table("Figure 3: likelihood against the number K of Langevin steps", _k_sweep),
     "training-curves": Experiment(
         "Figure 4: held-out likelihood during training",
@@ -120,7 +88,7 @@ EXPERIMENTS = {
     ),
     "posteriors": Experiment(
         "The public benchmark of posteriors: bound and evidence of single densities",
-        lambda o: posteriors.cells(o.preset, o.seeds or 1, o.methods, o.densities),
+        posteriors.cells,
         ("elbo", "log_evidence"),
     ),
     "frontier": Experiment(

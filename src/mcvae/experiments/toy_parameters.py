@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from mcvae.core.randomness import seeded_generator
-from mcvae.experiments.cells import Cell
-from mcvae.experiments.fitting import TOY_METHODS, encoder, evaluations_per_datum, fit, toy_objective
+from mcvae.experiments.cell import Cell
+from mcvae.experiments.fitting import TOY_METHODS, TOY_SEEDS, encoder, fit, toy_objective
+from mcvae.experiments.paper import ReproductionOptions
 from mcvae.models import LatentVariableModel, Ring
 from mcvae.runs.records import Record
 
@@ -18,14 +19,18 @@ TRUTH = {"xi": 1.0, "zeta": 0.5, "sigma": 0.5}
 START = {"xi": 0.7, "zeta": 0.0, "sigma": 0.5}
 SIZES: dict[str, dict[str, Any]] = {
     "quick": {"dimensions": (2, 20, 100), "num_updates": 500, "num_steps": 5, "num_data": 2000},
-    "paper": {"dimensions": (2, 5, 10, 20, 50, 100, 150, 200, 300), "num_updates": 1000, "num_steps": 5}
-    | {"num_data": 5000},
+    "paper": {
+        "dimensions": (2, 5, 10, 20, 50, 100, 150, 200, 300),
+        "num_updates": 1000,
+        "num_steps": 5,
+        "num_data": 5000,
+    },
 }
 
 
-def cells(preset: str, seeds: int) -> list[Cell]:
+def cells(options: ReproductionOptions) -> list[Cell]:
     """A cell per dimension, method and seed; `mle` maximises the exact likelihood of the same data."""
-    size = dict(SIZES[preset])
+    size = dict(SIZES[options.preset])
     dimensions = size.pop("dimensions")
     return [
         Cell(
@@ -33,7 +38,7 @@ def cells(preset: str, seeds: int) -> list[Cell]:
             f"{__name__}:run",
             {"method": method, "latent_dim": dimension, "seed": seed} | size,
         )
-        for seed in range(seeds)
+        for seed in range(options.seeds or TOY_SEEDS[options.preset])
         for dimension in dimensions
         for method in ("mle", *TOY_METHODS)
     ]
@@ -53,9 +58,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
         torch.manual_seed(seed)
         model = LatentVariableModel(encoder(method, latent_dim, data), ring)
         objective = toy_objective(method, settings["num_steps"], latent_dim)
-        updates = settings["num_updates"]
-        seconds = fit(model, objective, data, num_updates=updates, learning_rate=5e-3, seed=seed)
-        cost = {"evaluations": updates * 100 * evaluations_per_datum(objective), "seconds": round(seconds, 2)}
+        cost = fit(model, objective, data, num_updates=settings["num_updates"], learning_rate=5e-3, seed=seed)
     xi, zeta = float(ring.log_xi.detach().exp()), float(ring.zeta.detach())
     values = {
         "squared_error": (xi - TRUTH["xi"]) ** 2 + (zeta - TRUTH["zeta"]) ** 2,
@@ -63,10 +66,8 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
         "zeta": zeta,
         "log_likelihood": float(ring.log_evidence(data, num_points=1001).detach().mean()),
     }
-    return [
-        Record("toy-parameters", f"ring-{latent_dim}", method, metric, value, seed, **cost)
-        for metric, value in values.items()
-    ]
+    dataset = f"ring-{latent_dim}"
+    return [Record("toy-parameters", dataset, method, name, value, seed, **cost) for name, value in values.items()]
 
 
 def maximum_likelihood(ring: Ring, data: Tensor) -> None:

@@ -1,7 +1,6 @@
 """Figure 1: how near q comes to a posterior that is a ring."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ import torch
 from torch import Generator, Tensor
 
 from mcvae.core.randomness import seeded_generator
-from mcvae.experiments.cells import Cell
-from mcvae.experiments.fitting import TOY_METHODS, encoder, evaluations_per_datum, fit, toy_objective
+from mcvae.experiments.cell import Cell
+from mcvae.experiments.fitting import TOY_METHODS, TOY_SEEDS, encoder, fit, toy_objective
+from mcvae.experiments.paper import ReproductionOptions
 from mcvae.models import LatentVariableModel, Ring
 from mcvae.runs.naming import check_name
 from mcvae.runs.records import Record
 
-__all__ = ["cells", "energy_distance", "posterior_samples", "ring", "run"]
+__all__ = ["arrays", "cells", "energy_distance", "posterior_samples", "ring", "run"]
 
 OBSERVATION = 2.0
 """The x whose posterior is shown."""
@@ -26,15 +26,29 @@ SIZES = {
 }
 
 
-def cells(preset: str, seeds: int, methods: Sequence[str] | None = None) -> list[Cell]:
+def cells(options: ReproductionOptions) -> list[Cell]:
     """A cell per method and seed."""
-    for method in methods or ():
+    methods, size = options.methods or TOY_METHODS, SIZES[options.preset]
+    for method in methods:
         check_name("method", method, TOY_METHODS)
     return [
-        Cell(f"ring-posterior-{method}-s{seed}", f"{__name__}:run", {"method": method, "seed": seed} | SIZES[preset])
-        for method in methods or TOY_METHODS
-        for seed in range(seeds)
+        Cell(f"ring-posterior-{method}-s{seed}", f"{__name__}:run", {"method": method, "seed": seed} | size)
+        for method in methods
+        for seed in range(options.seeds or TOY_SEEDS[options.preset])
     ]
+
+
+def arrays(root: Path, cells: list[Cell]) -> dict[str, Any]:
+    """What the figure shows: samples of every method's first seed, and the exact posterior on a grid."""
+    found = {
+        str(cell.settings["method"]): numpy.load(root / cell.name / "samples.npy")
+        for cell in cells
+        if cell.settings["seed"] == 0 and (root / cell.name / "samples.npy").exists()
+    }
+    axis = torch.linspace(-4, 4, 201)
+    grid = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1).reshape(-1, 1, 2)
+    found["exact"] = ring().log_posterior(torch.tensor([[OBSERVATION]]), grid).exp().reshape(201, 201).numpy()
+    return found
 
 
 def ring() -> Ring:
@@ -54,7 +68,7 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
     torch.manual_seed(seed)
     model = LatentVariableModel(encoder(method, 2, data), decoder)
     objective = toy_objective(method, settings["num_steps"], 2)
-    seconds = fit(model, objective, data, num_updates=settings["num_updates"], seed=seed)
+    cost = fit(model, objective, data, num_updates=settings["num_updates"], seed=seed)
     objective.num_samples, generator = 10, seeded_generator("draws", seed)
     x = torch.tensor([[OBSERVATION]])
     exact = torch.split(posterior_samples(decoder, x, 2000 * batches, generator), 2000)
@@ -68,8 +82,6 @@ def run(folder: Path, settings: dict[str, Any]) -> list[Record]:
             chosen.append(z[index, torch.arange(2000)])
             gaps.append((decoder.log_evidence(x) - estimate.bound).mean())
     numpy.save(folder / "samples.npy", torch.cat(single)[:4000].numpy())
-    draws = settings["num_updates"] * 100 * evaluations_per_datum(toy_objective(method, settings["num_steps"], 2))
-    cost: dict[str, Any] = {"evaluations": draws, "seconds": round(seconds, 2)}
 
     def record(metric: str, values: Tensor) -> Record:
         mean, error = float(values.mean()), float(values.std() / math.sqrt(batches))

@@ -7,12 +7,11 @@ from importlib import import_module
 import torch
 from torch import nn
 
+from mcvae.models.conditioned import ConditionedFeatures, ConditionedLatents
 from mcvae.models.flows import FlowEncoder
 from mcvae.models.latent_variable_model import LatentVariableModel
 from mcvae.models.likelihoods import Datum, Likelihood
 from mcvae.models.networks import (
-    ConditionedFeatures,
-    ConditionedLatents,
     Decoder,
     GaussianEncoder,
     LogCounts,
@@ -25,6 +24,7 @@ from mcvae.models.networks import (
 )
 from mcvae.models.priors import build_prior
 from mcvae.runs.likelihood import LIKELIHOODS, transform_for
+from mcvae.runs.naming import check_name
 
 __all__ = ["build_likelihood", "build_model"]
 
@@ -80,16 +80,15 @@ def build_model(
     outputs = (shape[0] * head.channels_per_channel, *shape[1:])
     features: nn.Module
     inputs = latent_dim + conditions
+    check_name("network", network, [*_WIDTHS, "mlp"])
     if network == "mlp":
         hidden = (256, 256) if max(shape[1:], default=1) <= 16 else (512, 512)
         features, generator = mlp_encoder(shape, 2 * latent_dim, hidden), mlp_decoder(outputs, inputs, hidden)
-    elif network in _WIDTHS:
+    else:
         if len(shape) != 3:
             raise ValueError(f"the network {network} is for images [C, H, W], got data {list(shape)}. Choose mlp.")
         features = conv_encoder(shape, 2 * latent_dim, _WIDTHS[network])
         generator = conv_decoder(outputs, inputs, _WIDTHS[network])
-    else:
-        raise ValueError(f"unknown network {network!r}; known are {', '.join([*_WIDTHS, 'mlp'])}.")
     features = features if encoder is None else encoder(datum.shape, latent_dim)
     generator = generator if decoder is None else decoder(outputs, inputs)
     if kind == "counts":

@@ -8,6 +8,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 from mcvae._extras import needs_extra
 from mcvae.models.networks import single
+from mcvae.runs.naming import check_name
 
 __all__ = ["FLOWS", "FlowEncoder"]
 
@@ -22,8 +23,7 @@ def couplings(flow: str, latent_dim: int, num_layers: int, hidden: int, context:
     """A flow of zuko over D latents, whose networks also see `context` numbers."""
     from zuko.flows import NSF, RealNVP  # only users of flows pay for the import
 
-    if flow not in FLOWS:
-        raise ValueError(f"unknown flow {flow!r}; known are {', '.join(FLOWS)}.")
+    check_name("flow", flow, FLOWS)
     options: dict[str, Any] = {"transforms": num_layers, "hidden_features": (hidden,), "activation": nn.SiLU}
     if flow == "nsf":
         return NSF(latent_dim, context, passes=2, **options)

@@ -41,7 +41,7 @@ class LatentVariableModel(nn.Module):
         prior: a Distribution over one latent (batch `[]`, event `[D]`), or a module or function without arguments
             that returns one (a learned prior, a flow of zuko), which moves with the model to another device or type.
             Standard normal by default.
-        latent_dim: D, which a standard normal prior does not know; only `simulate` and `objective` ask for it.
+        latent_dim: D, which a standard normal prior does not know; only `simulate` and `objective` need it.
         data_shape: of one datum, for a model of x given conditions y (C numbers). Its data are rows `[B, size + C]`:
             flattened x, then y. The encoder sees such rows, the decoder latents with y behind them, `[N, D + C]`.
         examples: conditions `[M, C]` that `simulate` draws from, with `data_shape`.
@@ -197,13 +197,11 @@ class LatentVariableModel(nn.Module):
             raise ValueError(
                 'compile=True and memory="low" exclude each other: torch cannot recompute inside torch.func.'
             )
-        self.apart(x)  # refuses rows without conditions before the encoder sees them
+        if compile and kl_weight != 1:
+            raise ValueError("compile=True and a kl_weight exclude each other; train without one of them.")
+        self.apart(x)  # raises for rows without conditions before the encoder sees them
         path = path if path is not None else GeometricPath()
-        log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x)
-        if kl_weight != 1:
-            if compile:
-                raise ValueError("compile=True and a kl_weight exclude each other; train without one of them.")
-            log_joint = partial(self.log_joint, x, kl_weight=kl_weight)
+        log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x, kl_weight=kl_weight)
         bridge = Bridge(self.encoder(x), log_joint, path, x.reshape(len(x), -1), memory)
         if bridge.initial.batch_shape != (len(x),):
             raise ValueError(

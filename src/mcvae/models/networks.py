@@ -1,5 +1,6 @@
 """Networks for images and vectors, sized by their shape. All activations are smooth: scores are differentiated."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,8 +11,6 @@ from torch.distributions import Distribution, Independent, Normal
 from mcvae.models.likelihoods import Likelihood
 
 __all__ = [
-    "ConditionedFeatures",
-    "ConditionedLatents",
     "Decoder",
     "GaussianEncoder",
     "LogCounts",
@@ -104,53 +103,9 @@ class Scaled(nn.Module):
         return x * self.factor
 
 
-class ConditionedFeatures(nn.Module):
-    """Features of x and y together, from those of x: rows `[B, size + C]` of both to `[B, outputs]`.
-
-    Args:
-        network: features of x, `[B, outputs]`.
-        shape: of x.
-        outputs: of the network, and in all.
-        conditions: C.
-    """
-
-    def __init__(self, network: nn.Module, shape: Shape, outputs: int, conditions: int):
-        super().__init__()
-        self.network, self.shape = network, shape
-        self.joined = mlp([outputs + conditions, 64, outputs])
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """See above."""
-        size = _size(self.shape)
-        x, y = rows[:, :size], rows[:, size:]
-        features: Tensor = self.network(x.reshape(len(x), *self.shape))
-        joined: Tensor = self.joined(torch.cat([features, y], 1))
-        return features + joined
-
-
-class ConditionedLatents(nn.Module):
-    """The prior p(z | y) = N(μ(y), σ²(y)): rows of standardised latents and y, `[N, D + C]`, to (z, y).
-
-    A chain moves where the prior is standard, whatever y; the densities are the same.
-    """
-
-    def __init__(self, latent_dim: int, conditions: int):
-        super().__init__()
-        self.latent_dim, self.network = latent_dim, mlp([conditions, 32, 2 * latent_dim])
-        final = self.network[-1]
-        nn.init.zeros_(final.weight)  # type: ignore[arg-type]
-        nn.init.zeros_(final.bias)  # type: ignore[arg-type] # starts as N(0, 1)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """See above."""
-        standardised, y = rows[:, : self.latent_dim], rows[:, self.latent_dim :]
-        location, log_scale = self.network(y).chunk(2, 1)
-        return torch.cat([location + log_scale.exp() * standardised, y], 1)
-
-
 def mlp_encoder(shape: Shape, outputs: int, hidden: Sequence[int] = (512, 512)) -> nn.Module:
     """Fully connected: images `[B, C, H, W]` or vectors `[B, P]` to `[B, outputs]`."""
-    return nn.Sequential(nn.Flatten(), mlp([_size(shape), *hidden, outputs]))
+    return nn.Sequential(nn.Flatten(), mlp([math.prod(shape), *hidden, outputs]))
 
 
 def linear_encoder(shape: Shape, latent_dim: int) -> nn.Module:
@@ -164,7 +119,7 @@ def linear_encoder(shape: Shape, latent_dim: int) -> nn.Module:
 
 def mlp_decoder(shape: Shape, latent_dim: int, hidden: Sequence[int] = (512, 512)) -> nn.Module:
     """Fully connected: latents `[N, D]` to images or vectors."""
-    return nn.Sequential(mlp([latent_dim, *hidden, _size(shape)]), nn.Unflatten(1, shape))
+    return nn.Sequential(mlp([latent_dim, *hidden, math.prod(shape)]), nn.Unflatten(1, shape))
 
 
 def conv_encoder(shape: Shape, outputs: int, widths: Sequence[int] = (16, 32, 64, 64)) -> nn.Module:
@@ -193,12 +148,13 @@ def conv_decoder(shape: Shape, latent_dim: int, widths: Sequence[int] = (16, 32,
         nn.Linear(latent_dim, widths[-1] * height * breadth),
         nn.SiLU(),
         nn.Unflatten(1, (height, breadth, widths[-1])),
-        _ChannelsFirst(),
+        _Permuted(0, 3, 1, 2),  # channels last in memory: the layout that convolutions are fast on
     ]
     outputs = [max(width // 2, widths[0]) for width in widths[-2::-1]]
     for fan_in, fan_out, small, size in zip([widths[-1], *outputs], outputs, sizes, sizes[1:], strict=False):
         layers += [*_upsampled(small, size, fan_in, fan_in // 2), *_convolution(fan_in // 2, fan_out)]
-    return _initialised(nn.Sequential(*layers, _ChannelsLast(), nn.Linear(widths[0], shape[0]), _ChannelsFirst()))
+    pixelwise = [_Permuted(0, 2, 3, 1), nn.Linear(widths[0], shape[0]), _Permuted(0, 3, 1, 2)]
+    return _initialised(nn.Sequential(*layers, *pixelwise))
 
 
 class UpsampledConv2d(nn.Conv2d):
@@ -257,18 +213,15 @@ def _sums(like: Tensor, size: int, scale: int) -> Tensor:
 _SILU_POWER = 0.3557  # E[SiLU(u)²] for u ~ N(0, 1)
 
 
-class _ChannelsLast(nn.Module):
-    """`[N, C, H, W]` with its channels last, as a linear layer expects them."""
+class _Permuted(nn.Module):
+    """Images with their dimensions in another order; in memory nothing moves."""
+
+    def __init__(self, *order: int):
+        super().__init__()
+        self.order = order
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.permute(0, 2, 3, 1)
-
-
-class _ChannelsFirst(nn.Module):
-    """Images whose channels come last, seen as `[N, C, H, W]`: the memory layout that convolutions are fast on."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(0, 3, 1, 2)
+        return x.permute(self.order)
 
 
 def _upsampled(small: tuple[int, int], size: tuple[int, int], fan_in: int, fan_out: int) -> list[nn.Module]:
@@ -293,10 +246,6 @@ def _initialised(network: nn.Sequential) -> nn.Sequential:
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-def _size(shape: Shape) -> int:
-    return torch.Size(shape).numel()
 
 
 def _halvings(shape: Shape, number: int) -> list[tuple[int, int]]:

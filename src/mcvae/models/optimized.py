@@ -108,13 +108,13 @@ class _Exchange(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = _REPLACEMENTS.get(func)
-        if replacement is None or torch._C._are_functorch_transforms_active():  # whose tensors have no layout
+        if replacement is None or torch._C._are_functorch_transforms_active():  # their tensors have no layout
             return func(*args, **kwargs or {})
         return replacement(self.report, *args, **kwargs or {})
 
 
 def _channels_last(report: Report, name: str, image: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both, because a gradient takes its layout from either. In single precision, accelerators gain nothing by it."""
+    """Both converted, because a gradient may take its layout from either. Accelerators gain only in half precision."""
     if image.dim() == 4 and (image.device.type == "cpu" or image.dtype in (torch.float16, torch.bfloat16)):
         report.changed[f"{name}: channels last in memory"] = None
         last = torch.channels_last
@@ -132,7 +132,7 @@ def _interpolate(report: Report, input: Tensor, *args: Any, **options: Any) -> T
     exact = [n * s for n, s in zip(input.shape[2:], scale, strict=True)] == list(result.shape[2:])
     if factor is not None and not given.get("recompute_scale_factor"):  # by 4.4, 2 pixels become 8, but not by fours
         exact = exact and list(factor if isinstance(factor, list | tuple) else [factor] * len(scale)) == scale
-    # Indices of nearest neighbours are rounded products; only with powers of two are they sure to be what they should.
+    # Indices of nearest neighbours are rounded products, which are certain to be exact for powers of two only.
     simple = all(s in (1, 2, 4, 8) for s in scale) and max(scale) > 1
     nearest = input.dim() == 4 and mode in ("nearest", "nearest-exact")
     if nearest and exact and simple and not (input.is_inference() or result.is_inference()):

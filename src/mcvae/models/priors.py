@@ -8,6 +8,7 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 
 from mcvae._extras import needs_extra
 from mcvae.models.flows import couplings
+from mcvae.runs.naming import check_name
 
 __all__ = ["PRIORS", "FlowPrior", "MixturePrior", "VampPrior", "build_prior"]
 
@@ -112,8 +113,7 @@ def build_prior(
         shape: of what the encoder sees.
         components: of the mixtures.
     """
-    if name not in PRIORS:
-        raise ValueError(f"unknown prior {name!r}; known are {', '.join(PRIORS)}.")
+    check_name("prior", name, PRIORS)
     if name == "mixture":
         return MixturePrior(latent_dim, components)
     if name == "vamp":

@@ -1,7 +1,7 @@
 """Charts as plain geometry: where lines, points and ticks lie. The template draws them as SVG."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 __all__ = ["Chart", "Series", "chart", "ticks"]
@@ -93,9 +93,7 @@ def chart(
         at = [(x_at(x), y_at(y)) for x, y in zip(s.x, s.y, strict=True)]
         if kind != "points" and len(at) > 1:
             lines.append((s.style, _path(at, steps=kind == "steps")))
-        bars += [
-            (s.style, px, y_at(y + e), y_at(y - e)) for (px, _), y, e in zip(at, s.y, s.error, strict=False) if e > 0
-        ]
+        bars += [(s.style, x_at(x), y_at(y + e), y_at(y - e)) for x, y, e in zip(s.x, s.y, s.error, strict=True) if e]
         markers += [(s.style, *place) for place in _marked(at, kind)]
         points.append([(*place, _words(s, i, x_label, y_label)) for i, place in enumerate(at)])
     return Chart(
@@ -114,11 +112,11 @@ def chart(
 
 
 def _finite(series: Series) -> Series:
-    """Drop points that are not finite; draw no error bar where the error is not."""
-    errors = series.error or [0.0] * len(series.x)
+    """Drop points that are not finite. An error that is not known or not finite becomes 0, and gets no bar."""
+    errors = [e if math.isfinite(e) else 0.0 for e in series.error] or [0.0] * len(series.x)
     kept = [p for p in zip(series.x, series.y, errors, strict=True) if math.isfinite(p[0]) and math.isfinite(p[1])]
-    error = [e if math.isfinite(e) else 0.0 for _, _, e in kept] if series.error else []
-    return Series(series.name, series.style, [x for x, _, _ in kept], [y for _, y, _ in kept], error)
+    x, y, error = ([point[i] for point in kept] for i in range(3))
+    return replace(series, x=x, y=y, error=error)
 
 
 def _thinned(series: Series) -> Series:
@@ -126,13 +124,13 @@ def _thinned(series: Series) -> Series:
     if stride <= 1:
         return series
     keep = slice((len(series.x) - 1) % stride, None, stride)  # the last one stays
-    return Series(series.name, series.style, series.x[keep], series.y[keep], series.error[keep])
+    return replace(series, x=series.x[keep], y=series.y[keep], error=series.error[keep])
 
 
 def _range(series: list[Series], cut_start: bool) -> tuple[float, float]:
     """Range of the y axis, with a margin."""
-    low = min(y - e for s in series for y, e in zip(s.y, s.error or [0.0] * len(s.y), strict=True))
-    high = max(y + e for s in series for y, e in zip(s.y, s.error or [0.0] * len(s.y), strict=True))
+    low = min(y - e for s in series for y, e in zip(s.y, s.error, strict=True))
+    high = max(y + e for s in series for y, e in zip(s.y, s.error, strict=True))
     if cut_start:
         start = max(len(s.y) for s in series) // 10
         low = min(min(s.y[min(start, len(s.y) - 1) :]) for s in series)
@@ -209,6 +207,6 @@ def _marked(at: list[tuple[float, float]], kind: str) -> list[tuple[float, float
 
 
 def _words(series: Series, index: int, x_label: str, y_label: str) -> str:
-    error = f" ± {series.error[index]:.3g}" if index < len(series.error) and series.error[index] else ""
+    error = f" ± {series.error[index]:.3g}" if series.error[index] else ""
     x, y = (f"{value:.5g}".replace("-", "−") for value in (series.x[index], series.y[index]))
     return f"{series.name} · {x_label} {x} · {y_label} {y}{error}"

@@ -13,9 +13,9 @@ from mcvae.report.tables import LABELS, unique
 from mcvae.runs.method import label_of, method_named, parse_key
 from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["FIGURES", "draw", "draw_story"]
+__all__ = ["FIGURES", "STYLE", "draw", "draw_ring", "passes_of", "spent_on"]
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,
@@ -33,7 +33,7 @@ Arrays = dict[str, Any]
 
 def draw(experiment: str, title: str, records: Sequence[Record], arrays: Arrays, folder: Path) -> list[Path]:
     """Write `figure.png` and `figure.svg` of an experiment."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = FIGURES[experiment](summarise(records), arrays)
         figure.suptitle(fill(title, int(12 * figure.get_figwidth())), fontsize=11)
         paths = [folder / "figure.png", folder / "figure.svg"]
@@ -56,13 +56,13 @@ def _posterior(found: list[Summary], arrays: Arrays) -> Figure:
     """The 2 × 3 panel of Figure 1, with the distance of each method."""
     figure = Figure(figsize=(7.5, 5.4))
     axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    _ring(list(axes), ("vae", "iwae", "realnvp", "a-mcvae", "l-mcvae"), found, arrays)
+    draw_ring(list(axes), ("vae", "iwae", "realnvp", "a-mcvae", "l-mcvae"), found, arrays)
     figure.supxlabel("$z_1$; numbers are energy distances to the exact posterior (contours), 0 if equal", fontsize=9)
     figure.supylabel("$z_2$", fontsize=9)
     return figure
 
 
-def _ring(axes: Sequence[Axes], methods: Sequence[str], found: list[Summary], arrays: Arrays) -> None:
+def draw_ring(axes: Sequence[Axes], methods: Sequence[str], found: list[Summary], arrays: Arrays) -> None:
     """The exact posterior, then the samples of each method over its contours."""
     density, extent = arrays["exact"], (-4, 4, -4, 4)
     axes[0].imshow(density, origin="lower", extent=extent, cmap="Blues", aspect="equal")
@@ -78,39 +78,6 @@ def _ring(axes: Sequence[Axes], methods: Sequence[str], found: list[Summary], ar
     for axis in axes:
         axis.set(xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
         axis.grid(visible=False)
-
-
-def draw_story(ring: Sequence[Record], arrays: Arrays, gains: dict[str, tuple[float, float]], path: Path) -> None:
-    """The demonstration in one picture: samples on the ring above, likelihoods on digits below.
-
-    Args:
-        ring: records of `toy-posterior`.
-        arrays: of `toy-posterior`.
-        gains: log-likelihood above the VAE's and its standard error, by method.
-        path: of the picture, a PNG file.
-    """
-    methods = {"vae": "VAE's q", "iwae": "IWAE's q", "l-mcvae": "L-MCVAE's chains", "a-mcvae": "A-MCVAE's chains"}
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(10, 4.9))
-        parts: Any = figure.subfigures(2, 1, height_ratios=(3, 2), hspace=0.04)
-        panels, found = parts[0].subplots(1, 1 + len(methods), sharey=True), summarise(ring)
-        _ring(panels, list(methods), found, arrays)
-        distances = {s.method: s.mean for s in found if s.metric == "energy_distance"}
-        for axis, (method, name) in zip(panels[1:], methods.items(), strict=True):
-            axis.set_title(f"{name}: {distances[method]:.3f}")
-        parts[0].suptitle("Chains win: a posterior that no Gaussian q can be, and the energy distance of draws to it")
-        axis = parts[1].subplots()
-        for height, (method, (gain, error)) in enumerate(reversed(gains.items())):
-            axis.barh(height, gain, 0.6, color=method_named(method).colour, alpha=0.75)
-            axis.errorbar(gain, height, xerr=error, color="#333333", capsize=2, lw=1)
-        axis.set_yticks(range(len(gains)), [_spent(method) for method in reversed(gains)])
-        axis.set_xlabel("log-likelihood of test images above the VAE's, nats ± standard error; more is better")
-        axis.axvline(0, color="#666666", lw=0.8)
-        axis.grid(visible=False, axis="y")
-        budget = " or ".join(str(passes) for passes in sorted({_budget(method) for method in gains}))
-        best = "Chains win" if method_named(next(iter(gains))).annealed else "Samples are enough"
-        parts[1].suptitle(f"{best}: 8 × 8 digits, q nearly fits; {budget} decoder passes per image")
-        figure.savefig(path, dpi=160)
 
 
 def _parameters(found: list[Summary], arrays: Arrays) -> Figure:
@@ -199,8 +166,7 @@ def _curves(found: list[Summary], arrays: Arrays) -> Figure:
         for method in unique(s.method for s in found):
             line = sorted((s for s in found if (s.method, s.metric) == (method, metric)), key=lambda s: s.epoch or 0)
             if line:
-                values, errors = [s.mean for s in line], [s.deviation or 0.0 for s in line]
-                axis.errorbar([s.epoch or 0 for s in line], values, errors, capsize=2, lw=1, **_look(method))
+                _line(axis, [s.epoch or 0 for s in line], line, lw=1, **_look(method))
         axis.set(xlabel="epoch", ylabel=f"{LABELS[metric]}, nats")
         if axis.has_data():
             axis.legend(fontsize=8)
@@ -244,9 +210,9 @@ def _frontier(found: list[Summary], arrays: Arrays) -> Figure:
     last = max(s.epoch or 0 for s in found)
     gains = [s for s in found if s.metric == "nll_minus_vae" and s.epoch == last]
     subjects = unique(s.dataset for s in gains)
-    spent = {s.method: _spent(s.method) for s in gains}
-    rows = [row for row in _SPENT_ON if row in spent.values()]
-    budgets = sorted({_budget(method) for method in spent})
+    row_of = {s.method: spent_on(s.method) for s in gains}
+    rows = [row for row in _SPENT_ON if row in row_of.values()]
+    budgets = sorted({passes_of(method) for method in row_of})
     if not subjects:
         figure = Figure(figsize=(6, 1.4))
         figure.text(0.5, 0.35, "no run of the VAE to compare with", ha="center")
@@ -256,8 +222,8 @@ def _frontier(found: list[Summary], arrays: Arrays) -> Figure:
     for axis, subject in zip(panels, subjects, strict=True):
         for s in gains:
             if s.dataset == subject:
-                index = budgets.index(_budget(s.method))
-                height = len(rows) - rows.index(spent[s.method]) + 0.16 * (len(budgets) - 1 - 2 * index)
+                index = budgets.index(passes_of(s.method))
+                height = len(rows) - rows.index(row_of[s.method]) + 0.16 * (len(budgets) - 1 - 2 * index)
                 colour, filled = method_named(s.method).colour, index == len(budgets) - 1
                 axis.barh(height, s.mean, 0.3, color=colour, alpha=0.75 if filled else 0.35)
                 axis.errorbar(s.mean, height, xerr=s.standard_error or 0.0, color="#333333", capsize=2, lw=1)
@@ -283,13 +249,15 @@ _SPENT_ON = (
 """Rows of the frontier's figure, from many samples to many steps."""
 
 
-def _spent(key: str) -> str:
+def spent_on(key: str) -> str:
+    """What a method spends its budget on, as in `_SPENT_ON`."""
     config, method = parse_key(key), method_named(key)
     chains = config.num_samples or 1
     return f"{chains} chain{'s' * (chains > 1)}: {method.title}" if method.annealed else f"samples: {method.title}"
 
 
-def _budget(key: str) -> int:
+def passes_of(key: str) -> int:
+    """Decoder passes per image and step."""
     return method_named(key).cost(parse_key(key))
 
 

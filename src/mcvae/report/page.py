@@ -12,11 +12,12 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mcvae.report.comparison import answers, certificate, groups, kind, rows
+from mcvae.report.comparison import answers, certificate, comparison
+from mcvae.report.groups import groups, kind
 from mcvae.report.panels import panels
 from mcvae.report.reproductions import record_answers, record_table
 from mcvae.runs.discovery import FILES, Found, Reproduction, Run, find
-from mcvae.runs.plain import RunError, write_atomically
+from mcvae.runs.plain import RunError, number, write_atomically
 
 __all__ = ["Story", "render", "write_page"]
 
@@ -65,7 +66,6 @@ def write_page(paths: list[str], out: str | Path, found: Found | None = None, st
 def render(found: Found, *, command: str = "mcvae report", story: Story | None = None) -> str:
     """The page as HTML."""
     reproductions, tried = found.reproductions, groups(found.runs)
-    columns, body = rows(tried)
     counted = [run for group in tried for run in group.runs]
     runs = counted + [run for run in found.runs if not any(run is other for other in counted)]
     style = {run.name: index for index, run in enumerate(runs)}
@@ -77,7 +77,7 @@ def render(found: Found, *, command: str = "mcvae report", story: Story | None =
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("template.html").render(
-        zip=zip,
+        number=number,
         css=css,
         script=script,
         css_hash=_hash(css),
@@ -90,8 +90,8 @@ def render(found: Found, *, command: str = "mcvae report", story: Story | None =
         sentences=story.sentences if story else [],
         answers=answers(tried) + [a for each in reproductions for a in record_answers(each.name, each.records)],
         left_out=found.left_out,
-        columns=columns,
-        rows=[(style[group.runs[0].name], row) for group, row in zip(tried, body, strict=True)],
+        comparison=comparison(tried),
+        styles=[style[group.runs[0].name] for group in tried],
         groups=[panels(label, members, style) for label, members in kinds.items()],
         pictures=_pictures(runs),
         reproductions=[_reproduction(each) for each in reproductions],

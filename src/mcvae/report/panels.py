@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mcvae.report.charts import Chart, Series, chart
+from mcvae.report.groups import evaluated
 from mcvae.runs.discovery import Run
 from mcvae.runs.plain import Row, number, numbers
 
@@ -101,8 +102,10 @@ def _against_steps(runs: list[Run]) -> list[Chart]:
 
 def _values(runs: list[Run], key: str) -> tuple[list[float], list[float]]:
     """A field of the evaluations, and its standard errors; NaN where unknown."""
-    values, errors = ([number(getattr(run.evaluation, n, None)) for run in runs] for n in (key, f"{key}_se"))
-    return [math.nan if v is None else v for v in values], [math.nan if e is None else e for e in errors]
+    values, errors = (
+        [math.nan if value is None else value for value in evaluated(runs, name)] for name in (key, f"{key}_se")
+    )
+    return values, errors
 
 
 def _against_cost(runs: list[Run], style: dict[str, int]) -> list[Chart]:

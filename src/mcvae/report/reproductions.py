@@ -2,8 +2,7 @@
 
 import math
 
-from mcvae.report.comparison import Answer
-from mcvae.report.tables import LABELS, Table, plus_minus, table
+from mcvae.report.tables import LABELS, Answer, Table, plus_minus, table
 from mcvae.runs.discovery import Reproduction
 from mcvae.runs.records import Record, summarise
 

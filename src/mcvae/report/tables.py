@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from mcvae.runs.method import label_of
 from mcvae.runs.records import Record, Summary, summarise
 
-__all__ = ["LABELS", "Table", "console", "latex", "markdown", "plus_minus", "table", "terminal", "unique"]
+__all__ = ["LABELS", "Answer", "Table", "console", "latex", "markdown", "plus_minus", "table", "terminal", "unique"]
 
 T = TypeVar("T")
 
@@ -49,6 +49,15 @@ class Table(NamedTuple):
     header: list[str]
     rows: list[list[str]]
     notes: list[str]
+    names: int = 1
+    """How many of the first columns hold names; the others hold numbers."""
+
+
+class Answer(NamedTuple):
+    """The result of a table in words."""
+
+    headline: str
+    details: str = ""
 
 
 def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Table:
@@ -90,6 +99,7 @@ def table(title: str, records: Sequence[Record], metrics: Sequence[str]) -> Tabl
         header + (["model evaluations", "seconds"] if costly else []),
         rows,
         _notes(found, theirs if with_paper else ""),
+        names=2 if apart else 1,
     )
 
 
@@ -203,7 +213,7 @@ def latex(content: Table) -> str:
     body = " \\\\\n".join(" & ".join(map(escape, row)) for row in content.rows)
     return (
         f"\\begin{{table}}\n\\caption{{{escape(' '.join([content.title + '.', *content.notes]))}}}\n"
-        f"\\begin{{tabular}}{{l{'r' * (len(content.header) - 1)}}}\n\\toprule\n"
+        f"\\begin{{tabular}}{{{'l' * content.names}{'r' * (len(content.header) - content.names)}}}\n\\toprule\n"
         f"{' & '.join(map(escape, content.header))} \\\\\n\\midrule\n{body} \\\\\n\\bottomrule\n"
         "\\end{tabular}\n\\end{table}\n"
     )
@@ -215,11 +225,11 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=160)
 
 
-def terminal(content: Table, names: int = 1) -> RichTable:
-    """The table for a terminal, with the first columns, which hold names, flush left."""
+def terminal(content: Table) -> RichTable:
+    """The table for a terminal."""
     shown = RichTable(title=content.title, caption=" ".join(content.notes))
     for index, name in enumerate(content.header):
-        shown.add_column(name, justify="left" if index < names else "right")
+        shown.add_column(name, justify="left" if index < content.names else "right")
     for row in content.rows:
         shown.add_row(*map(markup.escape, row))
     return shown

@@ -1,4 +1,4 @@
-"""What every likelihood owes a decoder, and what it may know about the data."""
+"""The interface of likelihoods, and the description of the data that they are built for."""
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ __all__ = ["Datum", "Likelihood"]
 
 
 class Datum(NamedTuple):
-    """What one datum is: all that networks and likelihoods need to know about the data."""
+    """What networks and likelihoods need to know about the data."""
 
     shape: tuple[int, ...]
     """(C, H, W) of an image, (P,) of a row of a table."""
@@ -29,7 +29,7 @@ class Likelihood(nn.Module, ABC):
     """Network outputs per channel of an image, or per column of a table."""
 
     def start(self, data: Tensor) -> None:
-        """Take from training data `[N, ...]` where to start, such as the mean of every count. Nothing by default."""
+        """Initialise from training data `[N, ...]`, such as with the mean of every count. Does nothing by default."""
 
     @abstractmethod
     def forward(self, output: Tensor) -> Distribution:
