@@ -11,17 +11,19 @@ from types import ModuleType
 __all__ = ["MOVED", "RENAMED", "install", "renamed"]
 
 _TO_CORE = (
-    "annealing bounds bridge diagnostics estimator evidence kernels operators paths proposals randomness recipes "
-    "schedules scores step_sizes tuning"
+    "annealing backward bridge diagnostics estimator evidence operators paths proposals randomness recipes schedules "
+    "scores step_sizes tuning"
 )
 MOVED = {f"mcvae.{name}": f"mcvae.core.{name}" for name in _TO_CORE.split()} | {
+    "mcvae.bounds": "mcvae.core.bounds mcvae.core.gradients",
+    "mcvae.kernels": "mcvae.core.kernels mcvae.core.acceptance",
     "mcvae.data.images": "mcvae.data.splits",
     "mcvae.records": "mcvae.runs.records",
     "mcvae.sweep": "mcvae.experiments.cells",
     "mcvae.experiments.images": "mcvae.experiments.image_tables",
     "mcvae.experiments.ppca": "mcvae.experiments.ppca_gradients",
     "mcvae.experiments.reproduce": "mcvae.experiments.reproduction",
-    "mcvae.report.compare": "mcvae.report.comparison",
+    "mcvae.report.compare": "mcvae.report.comparison mcvae.report.groups",
     "mcvae.report.read": "mcvae.runs.discovery",
     "mcvae.report.records": "mcvae.report.reproductions",
     "mcvae.training.config": "mcvae.runs.config",
