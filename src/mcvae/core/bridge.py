@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import Distribution
 
+from mcvae.core.initials import check_initial, name_of
 from mcvae.core.paths import GeometricPath, Path
 from mcvae.core.randomness import draw
 from mcvae.core.scores import LogDensity, distribution_and_score, recomputed, value_and_score
@@ -144,7 +145,7 @@ class Bridge:
     guarded: bool = False
 
     def __post_init__(self) -> None:
-        _check_initial(self.initial)
+        check_initial(self.initial)
         if self.memory not in ("normal", "low"):
             raise ValueError(f'memory must be "normal" or "low", got {self.memory!r}.')
 
@@ -164,7 +165,7 @@ class Bridge:
             raise ValueError(f"the generator is on {generator.device}, but latents are on {z.device}.")
         if torch.is_grad_enabled() and not self.initial.has_rsample and self.initial.log_prob(z).requires_grad:
             raise ValueError(
-                f"{_name(self.initial)} has learnable parameters but no reparameterised sampler (has_rsample is "
+                f"{name_of(self.initial)} has learnable parameters but no reparameterised sampler (has_rsample is "
                 "False), so its gradient would be wrong. Use a reparameterised distribution (a Gaussian, a flow), "
                 "or wrap the call in torch.no_grad() if you need values only."
             )
@@ -318,56 +319,3 @@ def _is_moderate(point: Point, limit: float) -> bool:
 
 def _detached(point: Point) -> Point:
     return Point(*(value.detach() if isinstance(value, Tensor) else None for value in point))  # type: ignore[arg-type]
-
-
-def _check_initial(initial: Distribution) -> None:
-    if not isinstance(initial, Distribution):
-        raise TypeError(
-            "the initial distribution must be a torch.distributions.Distribution, which can be sampled and has a "
-            f"normalised log_prob; got {type(initial).__name__}. An unnormalised density belongs in log_joint."
-        )
-    batch, event = list(initial.batch_shape), list(initial.event_shape)
-    if len(batch) != 1 or len(event) != 1:
-        advice = (
-            "Wrap it: torch.distributions.Independent(distribution, 1)."
-            if len(batch) == 2 and not event
-            else "Give it a batch of one: distribution.expand((1,))."
-            if not batch
-            else "Flatten the latent to one dimension."
-        )
-        raise ValueError(
-            "the initial distribution must have batch shape [B] and event shape [D], got "
-            f"batch {batch} and event {event} from {_name(initial)}. {advice}"
-        )
-    try:
-        support = initial.support
-    except NotImplementedError:  # some flows do not say; they are continuous
-        return
-    if support is not None and support.is_discrete:
-        raise ValueError(
-            f"the initial distribution must be continuous, got {_name(initial)} with discrete support: Langevin and "
-            "Hamiltonian moves need a density on R^D. Marginalise the discrete latents, or relax them."
-        )
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    if isinstance(support, _BOUNDED):
-        raise ValueError(
-            f"the initial distribution must be positive on all of R^D, got {_name(initial)} with support {support}. "
-            "Change variables: let latents be the logarithm (or logit) and add the log Jacobian to log_joint."
-        )
-
-
-_BOUNDED = (
-    type(constraints.simplex),
-    type(constraints.positive),
-    type(constraints.nonnegative),
-    type(constraints.unit_interval),
-    constraints.half_open_interval,
-    constraints.less_than,
-)
-
-
-def _name(distribution: Distribution) -> str:
-    base = getattr(distribution, "base_dist", None)
-    name = type(distribution).__name__
-    return f"{name}({type(base).__name__})" if isinstance(base, Distribution) else name

@@ -18,6 +18,7 @@ from mcvae.core.bridge import Bridge, State, Step
 from mcvae.core.checks import Checks, check
 from mcvae.core.diagnostics import effective_sample_size, pareto_k, standard_error
 from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.initials import standard_deviation
 from mcvae.core.kernels import Kernel
 from mcvae.core.paths import GeometricPath, Path
 from mcvae.core.pilot import Pilot, pilot
@@ -26,7 +27,6 @@ from mcvae.core.resampling import Resampling, systematic
 from mcvae.core.schedules import Schedule
 from mcvae.core.scores import LogDensity
 from mcvae.core.starts import Frame
-from mcvae.core.step_sizes import standard_deviation
 from mcvae.core.tuning import Spacing, Tuning
 from mcvae.core.verdict import verdict
 

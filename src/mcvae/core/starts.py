@@ -13,9 +13,9 @@ from torch import Generator, Tensor
 from torch.distributions import Distribution, Independent, Normal, constraints
 
 from mcvae.core.bridge import Bridge
+from mcvae.core.initials import centre, standard_deviation
 from mcvae.core.randomness import draw, standard_normal
 from mcvae.core.scores import LogDensity, ScoredDensity
-from mcvae.core.step_sizes import standard_deviation
 
 __all__ = ["Fit", "Frame", "Modes", "Widened", "find_modes", "fit"]
 
@@ -119,19 +119,6 @@ class Widened(Distribution):
             for factor in self.factors
         ]
         return torch.stack(parts).logsumexp(0) - math.log(len(parts))
-
-
-def centre(initial: Distribution) -> Tensor:
-    """The mean of an initial distribution, `[B, D]`; the median of samples for flows and heavy tails."""
-    try:
-        mean = initial.mean
-        if bool(mean.isfinite().all()):
-            return mean.detach()
-    except NotImplementedError:
-        pass
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return initial.sample(torch.Size([200])).median(0).values
 
 
 class Modes(NamedTuple):

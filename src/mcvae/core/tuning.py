@@ -14,10 +14,11 @@ import torch
 from torch import Generator, Tensor
 
 from mcvae.core.bridge import Bridge, Point, State, Step, check_start, select
+from mcvae.core.initials import standard_deviation
 from mcvae.core.kernels import Kernel
 from mcvae.core.schedules import LinearSchedule, SigmoidSchedule
 from mcvae.core.starts import Frame
-from mcvae.core.step_sizes import FixedStepSizes, RelativeStepSizes, standard_deviation
+from mcvae.core.step_sizes import FixedStepSizes, RelativeStepSizes
 
 __all__ = ["Exploration", "Spacing", "Tuning", "explore", "pilot_step_sizes", "spaced", "tune"]
 
