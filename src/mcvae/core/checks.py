@@ -21,7 +21,8 @@ from mcvae.core.randomness import draw, standard_normal
 from mcvae.core.schedules import FixedSchedule
 from mcvae.core.scores import LogDensity
 from mcvae.core.starts import Frame, Modes, Widened, find_modes
-from mcvae.core.tuning import Tuning, explore, tune
+from mcvae.core.tuning import Tuning
+from mcvae.core.walks import explore, tune
 
 __all__ = ["Checks", "check"]
 

@@ -17,7 +17,8 @@ from mcvae.core.resampling import Resampling
 from mcvae.core.schedules import FixedSchedule, Schedule
 from mcvae.core.starts import FIT_DERIVATIVES, FIT_STEPS, INFLATION, Frame, find_modes, fit as fit_to
 from mcvae.core.step_sizes import FixedStepSizes, StepSizes
-from mcvae.core.tuning import Spacing, Tuning, spaced, tune
+from mcvae.core.tuning import Spacing, Tuning, spaced
+from mcvae.core.walks import tune
 
 __all__ = ["Pilot", "affordable_climbs", "pilot"]
 
