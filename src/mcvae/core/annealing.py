@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from mcvae.core.bridge import Bridge, State, Step
+from mcvae.core.bridge import Bridge, Point, State, Step
 from mcvae.core.kernels import Kernel
 from mcvae.core.resampling import Resampling
 
-__all__ = ["StepRecord", "Trajectory", "anneal"]
+__all__ = ["StepRecord", "Trajectory", "anneal", "moved_on"]
 
 
 class StepRecord(NamedTuple):
@@ -142,6 +142,18 @@ def anneal(
         score_std=torch.stack([std for std, _ in spread]) if whole else None,
         score_mean=torch.stack([mean for _, mean in spread]) if whole else None,
     )
+
+
+@torch.no_grad()
+def moved_on(
+    bridge: Bridge, kernel: Kernel, z: Tensor, step_size: Tensor, number: int, generator: Generator | None
+) -> Point:
+    """Where chains are after a number of moves at β = 1: if they leave p invariant, where they might have been, too."""
+    one = torch.ones((), dtype=torch.float64, device=z.device)
+    state = State(bridge.evaluate(z, with_score=kernel.uses_score))
+    for _ in range(number):
+        state = kernel(bridge, state, Step(1, 1, one, one, step_size.to(z)), generator=generator).state
+    return state.point
 
 
 def mean_inside(alpha: Tensor, log_p: Tensor | None) -> Tensor:

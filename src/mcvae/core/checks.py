@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from mcvae.core.annealing import moved_on
 from mcvae.core.bounds import iwae
-from mcvae.core.bridge import Bridge, NonFiniteDensityError, Point, State, Step
+from mcvae.core.bridge import Bridge, NonFiniteDensityError, Point
 from mcvae.core.diagnostics import effective_sample_size, standard_error
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.kernels import Kernel, hmc
@@ -40,6 +41,18 @@ class Checks(NamedTuple):
     """Share of the evidence in the heaviest mode that a search found, as far as the weighted chains do not show it."""
     drift: Tensor
     """By how many standard errors any moment changed as chains moved on at the last temperature."""
+
+    def gap(self, log_evidence: Tensor, standard_error: Tensor) -> tuple[Tensor, Tensor]:
+        """How far the second estimate is from the first, whose value and error are given, and the error of that.
+
+        The mean of the weights seldom exceeds the evidence, and often falls short of it. So a second estimate that is
+        higher says more against the first than one that is lower, whose error counts one and a half times; and one that
+        is lower because few chains carry its weight says nothing.
+        """
+        difference = self.log_evidence - log_evidence
+        difference = torch.where((difference < 0) & (self.standard_error > 0.5), 0.0, difference)
+        error = torch.hypot(standard_error, self.standard_error)
+        return difference.abs(), torch.where(difference < 0, 1.5 * error, error)
 
 
 WIDENING = (1.0, 3.0, 9.0)
@@ -77,16 +90,16 @@ def check(
     if frame is not None:
         local, found, ended = frame.bridge(watched), frame.from_latents(found), frame.from_latents(ended)
         steps = estimator.step_sizes(local.initial)[-1]
-    before = local.evaluate(ended, with_score=bool(kernel.uses_score))
+    before = local.evaluate(ended, with_score=kernel.uses_score)
     lowest = torch.where(log_weights > log_weights.amax(0) - 5, before.log_p, torch.inf).amin(0)
     for _ in range(_MOST_ROUNDS):  # chains from far away may be on their way still
-        point = local.evaluate(found, with_score=bool(kernel.uses_score))
-        later = _moved_on(local, kernel, found, steps, 10, generator)
+        point = local.evaluate(found, with_score=kernel.uses_score)
+        later = moved_on(local, kernel, found, steps, 10, generator)
         frozen = (later.log_p == point.log_p) & (later.log_p < lowest - 10)  # they failed, and bear no witness
         found, (far, farthest) = later.z, _strays(later.z, alive & ~frozen, ended, log_weights)
         if not _climbing(later.log_p - point.log_p, far):
             break
-    after = _moved_on(local, kernel, ended, steps, 6, generator)
+    after = moved_on(local, kernel, ended, steps, 6, generator)
     local.evaluate(_around(ended, log_weights, generator), with_score=False)  # for `highest`
     log_evidence, error = iwae(log_weights), standard_error(log_weights)
     second = torch.full_like(log_evidence, torch.nan), torch.full_like(error, torch.inf)
@@ -171,17 +184,6 @@ class _Highest:
         self.value = torch.where(better, height, self.value)
         self.latents = torch.where(better.unsqueeze(-1), here, self.latents)
         return torch.where(value < torch.inf, value, -torch.inf)
-
-
-def _moved_on(
-    bridge: Bridge, kernel: Kernel, z: Tensor, step_size: Tensor, number: int, generator: Generator | None
-) -> Point:
-    """Where chains are after moves that leave the target invariant."""
-    one = torch.ones((), dtype=torch.float64, device=z.device)
-    state = State(bridge.evaluate(z, with_score=bool(kernel.uses_score)))
-    for _ in range(number):
-        state = kernel(bridge, state, Step(1, 1, one, one, step_size.to(z)), generator=generator).state
-    return state.point
 
 
 def _second(

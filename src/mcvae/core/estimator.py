@@ -97,23 +97,25 @@ class AnnealedEstimator(nn.Module):
         return self.schedule.num_steps
 
     @property
+    def moves(self) -> list[Kernel]:
+        """The kernel of every move, K of them."""
+        kernels: list[Any] = list(self.kernels)
+        return kernels * self.num_steps if len(kernels) == 1 else kernels
+
+    @property
     def uses_score(self) -> bool:
         """Whether any kernel reads scores."""
-        return self.num_steps > 0 and any(kernel.uses_score for kernel in self._kernels())
+        return any(kernel.uses_score for kernel in self.moves)
 
     @property
     def num_evaluations(self) -> int:
         """Latents at which one chain evaluates the model, its first one included."""
-        return 1 + (sum(kernel.num_evaluations for kernel in self._kernels()) if self.num_steps else 0)
+        return 1 + sum(kernel.num_evaluations for kernel in self.moves)
 
     @property
     def target_acceptance(self) -> float:
         """The lowest acceptance that any kernel aims at."""
-        return min((kernel.target_acceptance for kernel in self._kernels()), default=0.0)
-
-    def _kernels(self) -> list[Kernel]:
-        kernels: list[Any] = list(self.kernels)
-        return kernels * self.num_steps if len(kernels) == 1 else kernels
+        return min((kernel.target_acceptance for kernel in self.moves), default=0.0)
 
     def forward(self, bridge: Bridge, *, generator: Generator | None = None) -> Estimate:
         """Run the chains and return bound, loss and trajectory. Changes no state; see `adapt`."""
@@ -140,7 +142,7 @@ class AnnealedEstimator(nn.Module):
             found = self.compiled(
                 bridge,
                 z,
-                self._kernels(),
+                self.moves,
                 self.schedule(),
                 self.step_sizes(bridge.initial),
                 resample=self.resample,
@@ -165,7 +167,7 @@ class AnnealedEstimator(nn.Module):
         return anneal(
             bridge,
             state,
-            self._kernels(),
+            self.moves,
             self.schedule(),
             self.step_sizes(bridge.initial),
             resample=self.resample,
@@ -182,7 +184,7 @@ class AnnealedEstimator(nn.Module):
         return anneal(
             bridge,
             State(point),
-            self._kernels()[::-1],
+            self.moves[::-1],
             self.schedule().flip(0),
             self.step_sizes(bridge.initial).flip(0),
             start=1.0,
