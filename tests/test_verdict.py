@@ -80,7 +80,7 @@ def test_a_narrow_mode_far_away_is_noticed(monkeypatch, casts_a_net):
     from mcvae.core import checks
 
     if not casts_a_net:
-        monkeypatch.setattr(checks, "_pulled_away", lambda wide, latents, *rest: latents[:0])
+        monkeypatch.setattr(checks, "pulled_away", lambda wide, chains, *rest: chains.latents[:0])
     centre = torch.full((5,), 15 / 5**0.5)
 
     def log_joint(z):

@@ -128,7 +128,8 @@ def anneal(
             sound = _all(sound, state.point.sound, clean)
         log_weight = log_weight + log_ratio
         if recording:
-            record.append(StepRecord(log_ratio, _zero_if_none(log_accept, log_weight), stopped))
+            taken = torch.zeros_like(log_weight) if log_accept is None else log_accept
+            record.append(StepRecord(log_ratio, taken, stopped))
     log_weight = log_weight + bridge.log_density(state.point, end)
     broken = log_weight.isnan()
     whole = len(spread) == len(kernels) > 0
@@ -168,10 +169,6 @@ def _all(*parts: Tensor | None) -> Tensor | None:
     """Rows that are sound in every part; None where all rows of all parts are."""
     known = [part for part in parts if part is not None]
     return torch.stack(known).all(0) if known else None
-
-
-def _zero_if_none(log_accept: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if log_accept is None else log_accept
 
 
 def check_steps(

@@ -91,7 +91,7 @@ def estimate_log_evidence(
     >>> bool((e.log_evidence - 1.838).abs() < 4 * e.standard_error + 0.01), e.verdict()
     (True, 'converged')
     """
-    bridge = _bridge(log_joint, initial, path, context)
+    bridge = Bridge(initial, log_joint, GeometricPath() if path is None else path, context)
     generator = _source(generator, seed, initial)
     with torch.no_grad():
         found = pilot(
@@ -174,7 +174,7 @@ def sandwich_log_evidence(
     >>> bool(sandwich.gap.abs() < 0.1)
     True
     """
-    bridge = _bridge(log_joint, initial, path, context)
+    bridge = Bridge(initial, log_joint, GeometricPath() if path is None else path, context)
     generator = _source(generator, seed, initial)
     with torch.no_grad():
         found = pilot(
@@ -198,7 +198,3 @@ def _source(generator: Generator | None, seed: int | None, initial: Distribution
     if generator is not None:
         raise ValueError("give a generator or a seed, not both.")
     return seeded_generator("evidence", seed, device=standard_deviation(initial).device)
-
-
-def _bridge(log_joint: LogDensity, initial: Distribution, path: Path | None, context: Tensor | None) -> Bridge:
-    return Bridge(initial, log_joint, path if path is not None else GeometricPath(), context)

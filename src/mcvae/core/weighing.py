@@ -11,6 +11,7 @@ from mcvae.core.diagnosis import Evidence, Sandwich
 from mcvae.core.diagnostics import effective_sample_size, pareto_k, standard_error
 from mcvae.core.pilot import Pilot
 from mcvae.core.resampling import Resampling
+from mcvae.core.witnesses import WeightedStates
 
 __all__ = ["diagnose", "diagnose_sandwich", "with_checks"]
 
@@ -45,14 +46,8 @@ def with_checks(evidence: Evidence, *, generator: Generator | None = None) -> Ev
     """Ask independent witnesses. What they say beyond their noise and that of the chains widens the standard error."""
     if not bool(evidence.log_evidence.isfinite().all()):
         return evidence
-    found = check(
-        evidence.bridge,
-        evidence.frame,
-        evidence.estimator,
-        evidence.log_weights,
-        evidence.latents,
-        generator=generator,
-    )
+    chains = WeightedStates(evidence.latents, evidence.log_weights)
+    found = check(evidence.bridge, evidence.frame, evidence.estimator, chains, generator=generator)
     gap, error = found.gap(evidence.log_evidence, evidence.standard_error)
     excess = (gap - 2.5 * error).clamp(min=0).nan_to_num(nan=0.0)
     return evidence._replace(checks=found, standard_error=torch.hypot(evidence.standard_error, excess))
