@@ -11,7 +11,8 @@ from torch.distributions import Beta, Dirichlet, Gamma, Independent, Multivariat
 
 import mcvae
 from densities import Density, corpus, correlated, gaussian
-from mcvae.core.starts import Widened, find_modes
+from mcvae.core.modes import find_modes
+from mcvae.core.starts import Widened
 from support import generator, standard_errors_off
 
 CORPUS = corpus()

@@ -235,7 +235,8 @@ class Bridge:
         log_q, score_q = distribution_and_score(self.initial, z, with_score)
         if torch.is_grad_enabled():
             joint = partial(value_and_score, self.log_joint, z, with_score, "log_joint")
-            log_p, score_p = recomputed(joint, z.device) if self._forgets() else joint()
+            forgets = self.memory == "low" and not torch.compiler.is_compiling()  # a compiled chain forgets anyway
+            log_p, score_p = recomputed(joint, z.device) if forgets else joint()
         else:
             samples = max(1, _CHUNK_ROWS // z.shape[1]) if z.device.type == "cpu" else len(z)
             chunks = [
@@ -244,11 +245,8 @@ class Bridge:
             log_p = chunks[0][0] if len(chunks) == 1 else torch.cat([value for value, _ in chunks])
             scores = [score for _, score in chunks if score is not None]
             score_p = None if not scores else scores[0] if len(scores) == 1 else torch.cat(scores)
-        total = _accumulator(z)
+        total = torch.float32 if z.device.type == "mps" else torch.float64  # Apple GPUs have no doubles
         return Point(z, log_q.to(total), log_p.to(total), score_q, score_p)
-
-    def _forgets(self) -> bool:
-        return self.memory == "low" and not torch.compiler.is_compiling()  # a compiled chain forgets anyway
 
     def log_density(self, point: Point, beta: Tensor | float) -> Tensor:
         """log γ_β of a point, `[S, B]`, without evaluating anything; NaN where the point could not be evaluated."""
@@ -287,11 +285,6 @@ _NOTHING = 1e30
 
 _CHUNK_ROWS = 512
 """Rows per evaluation without gradients on a CPU: fewer waste time between layers, more gain nothing and hold more."""
-
-
-def _accumulator(like: Tensor) -> torch.dtype:
-    """float64, except on Apple GPUs, which have none."""
-    return torch.float32 if like.device.type == "mps" else torch.float64
 
 
 def _scalar(beta: Tensor | float, like: Tensor) -> Tensor:

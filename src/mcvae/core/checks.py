@@ -17,9 +17,11 @@ from mcvae.core.bounds import iwae
 from mcvae.core.bridge import Bridge, NonFiniteDensityError
 from mcvae.core.diagnostics import standard_error
 from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.frames import Frame
 from mcvae.core.kernels import Kernel, hmc
+from mcvae.core.modes import Modes, find_modes
 from mcvae.core.schedules import FixedSchedule
-from mcvae.core.starts import Frame, Modes, Widened, find_modes
+from mcvae.core.starts import Widened
 from mcvae.core.tuning import Tuning
 from mcvae.core.walks import explore, tune
 from mcvae.core.witnesses import Highest, WeightedStates, around, climbing, drift, hidden, pulled_away, strays
@@ -138,10 +140,9 @@ def _second(
     value, error = wide
     short = first[0] - value > 2 * (error.square() + first[1].square()).sqrt()
     unsure = short | ~(error < 0.25)
-    fit = None if modes is None or not bool(unsure.any()) else modes.heaviest()
-    if fit is None:
+    if modes is None or not bool(unsure.any()) or not modes.everywhere():
         return wide
-    nearby = fit.bridge(bridge, 1.5)
+    nearby = modes.heaviest().bridge(bridge, 1.5)
     near, near_error = _estimate(nearby, tune(nearby, kernel, generator=generator), kernel, generator)
     better = unsure & (near_error < error.clamp(min=0.1))
     return torch.where(better, near, value), torch.where(better, near_error, error)

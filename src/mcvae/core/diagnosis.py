@@ -12,8 +12,8 @@ from mcvae.core.annealing import moved_on
 from mcvae.core.bridge import Bridge
 from mcvae.core.checks import Checks
 from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.frames import Frame
 from mcvae.core.resampling import systematic
-from mcvae.core.starts import Frame
 from mcvae.core.tuning import Tuning
 from mcvae.core.verdict import verdict
 

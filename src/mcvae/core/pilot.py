@@ -11,11 +11,13 @@ from mcvae.core.bridge import Bridge
 from mcvae.core.compiled import CompiledChain, CompiledKernel
 from mcvae.core.diagnostics import standard_error
 from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.frames import Frame
 from mcvae.core.kernels import Kernel, hmc
+from mcvae.core.modes import find_modes
 from mcvae.core.randomness import draw
 from mcvae.core.resampling import Resampling
 from mcvae.core.schedules import FixedSchedule, Schedule
-from mcvae.core.starts import FIT_DERIVATIVES, FIT_STEPS, INFLATION, Frame, find_modes, fit as fit_to
+from mcvae.core.starts import FIT_DERIVATIVES, FIT_STEPS, fit as fit_to
 from mcvae.core.step_sizes import FixedStepSizes, StepSizes
 from mcvae.core.tuning import Spacing, Tuning, spaced
 from mcvae.core.walks import tune
@@ -186,10 +188,9 @@ class _Search:
             frame = found.frame
         else:
             modes = find_modes(bridge, draw(bridge.initial, (4,), generator))
-            best = None if modes is None else modes.heaviest()
-            if best is None:
+            if modes is None or not modes.everywhere():
                 return None
-            frame = Frame(best.mean, INFLATION * best.factor)
+            frame = modes.heaviest().inflated()
         return tune(frame.bridge(bridge), kernel, generator=generator)._replace(frame=frame, fitted=True)
 
     def tried(self, found: Tuning | None, max_steps: int) -> Pilot:

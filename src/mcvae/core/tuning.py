@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mcvae.core.frames import Frame
 from mcvae.core.kernels import Kernel
 from mcvae.core.schedules import LinearSchedule, SigmoidSchedule
-from mcvae.core.starts import Frame
 from mcvae.core.step_sizes import FixedStepSizes, RelativeStepSizes
 
 __all__ = ["Spacing", "Tuning", "spaced"]

@@ -104,11 +104,9 @@ def _evidence(bridge: Bridge, pilot: Pilot, trajectories: list[Trajectory], tole
     latents = torch.cat([trajectory.state.point.z for trajectory in trajectories])
     log_p = torch.cat([trajectory.state.point.log_p for trajectory in trajectories])
     typical = torch.where(log_p.isfinite(), log_p.abs(), torch.nan).nanmedian(0).values.nan_to_num(nan=0.0)
-    resample = pilot.estimator.resample
-    independent = log_weight
+    resample, independent = pilot.estimator.resample, log_weight
     if resample is not None:
-        islands = [_by_island(trajectory.log_weight, resample.islands) for trajectory in trajectories]
-        independent = torch.cat(islands)
+        independent = torch.cat([_by_island(trajectory.log_weight, resample.islands) for trajectory in trajectories])
     return Evidence(
         log_evidence=iwae(log_weight),
         standard_error=standard_error(independent),

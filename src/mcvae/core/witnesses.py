@@ -8,9 +8,9 @@ from torch import Generator, Tensor
 
 from mcvae.core.bridge import Bridge, Point
 from mcvae.core.diagnostics import effective_sample_size
+from mcvae.core.modes import Modes
 from mcvae.core.randomness import draw, standard_normal
 from mcvae.core.scores import LogDensity
-from mcvae.core.starts import Modes
 
 __all__ = ["Highest", "WeightedStates", "around", "climbing", "drift", "hidden", "pulled_away", "strays"]
 
