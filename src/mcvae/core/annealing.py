@@ -125,7 +125,8 @@ def anneal(
             broken = log_ratio.isnan()
             nonfinite = nonfinite | broken if failed is None else nonfinite | broken | failed
             log_ratio = torch.where(broken, -torch.inf, log_ratio)
-            sound = _all(sound, state.point.sound, clean)
+            known = [rows for rows in (sound, state.point.sound, clean) if rows is not None]
+            sound = torch.stack(known).all(0) if known else None
         log_weight = log_weight + log_ratio
         if recording:
             taken = torch.zeros_like(log_weight) if log_accept is None else log_accept
@@ -163,12 +164,6 @@ def mean_inside(alpha: Tensor, log_p: Tensor | None) -> Tensor:
         return alpha.mean(0)
     alive = log_p > -torch.inf
     return (alpha * alive).sum(0) / alive.sum(0).clamp(min=1)
-
-
-def _all(*parts: Tensor | None) -> Tensor | None:
-    """Rows that are sound in every part; None where all rows of all parts are."""
-    known = [part for part in parts if part is not None]
-    return torch.stack(known).all(0) if known else None
 
 
 def check_steps(

@@ -95,7 +95,8 @@ def pilot(
     )
     if tuning is not None and tuning.fitted and tuning.frame is None:
         tuning = tuning._replace(frame=fit_to(bridge).frame)
-    if tuning is not None or search.number == 0 or search.is_given:
+    by_rule = isinstance(schedule, Schedule) or schedule in (None, "sigmoid")
+    if tuning is not None or search.number == 0 or (by_rule and search.given_steps is not None):
         return search.tried(tuning, max_steps)
     return search.tuned(fit)
 
@@ -148,12 +149,6 @@ class _Search:
         if isinstance(self.step_size, str):
             return None
         return self.step_size if isinstance(self.step_size, Tensor) else torch.tensor(self.step_size, device="cpu")
-
-    @property
-    def is_given(self) -> bool:
-        """Whether both step sizes and temperatures are given, so that there is nothing to tune."""
-        spaced_by_rule = isinstance(self.schedule, Schedule) or self.schedule in (None, "sigmoid")
-        return self.given_steps is not None and spaced_by_rule
 
     def tuned(self, fit: bool) -> Pilot:
         """Tune on chains from the initial distribution and, if wanted, from a better start, and take what is better."""

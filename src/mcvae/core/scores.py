@@ -70,9 +70,9 @@ def distribution_and_score(
     distribution: Distribution, z: Tensor, with_score: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """log density and score of a distribution with batch `[B]`, event `[D]`; in closed form for Gaussians."""
-    if not _is_gaussian(distribution):
+    base: Any = getattr(distribution, "base_dist", None)
+    if type(distribution) is not Independent or type(base) is not Normal:  # a subclass may mean something else
         return value_and_score(distribution.log_prob, z, with_score, "initial.log_prob")
-    base: Any = distribution.base_dist  # type: ignore[attr-defined]
     deviation = (z - base.loc) / base.scale
     constant = base.scale.log().sum(-1) + 0.5 * z.shape[-1] * math.log(2 * math.pi)
     return -0.5 * deviation.square().sum(-1) - constant, -deviation / base.scale if with_score else None
@@ -81,11 +81,6 @@ def distribution_and_score(
 def _total(z: Tensor, log_density: LogDensity) -> tuple[Tensor, Tensor]:
     value = log_density(z)
     return value.sum(), value
-
-
-def _is_gaussian(distribution: Any) -> bool:
-    """Exactly Independent(Normal, 1): a subclass may mean something else."""
-    return type(distribution) is Independent and type(distribution.base_dist) is Normal
 
 
 def _checked(value: Any, z: Tensor, name: str) -> Tensor:
