@@ -250,15 +250,11 @@ class Bridge:
 
     def log_density(self, point: Point, beta: Tensor | float) -> Tensor:
         """log γ_β of a point, `[S, B]`, without evaluating anything; NaN where the point could not be evaluated."""
-        log_q, log_p = point.log_q, point.log_p
-        beta = _scalar(beta, log_p)
+        log_gamma = self._along_path(point, beta)[0]
         if point.sound is None:
-            return self.path(log_q, log_p, beta)[0]
-        # A density of 0 stands in as e^-1e30, so that no 0 * inf reaches a path; where that shows, γ_β is 0, too.
-        usable = ~log_p.isnan()
-        log_gamma = self.path(log_q.clamp(min=-_NOTHING), _replace_nan(log_p).clamp(min=-_NOTHING), beta)[0]
+            return log_gamma
         log_gamma = torch.where(log_gamma < -(_NOTHING**0.75), -torch.inf, log_gamma)
-        return torch.where(usable, log_gamma, torch.nan)
+        return torch.where(point.log_p.isnan(), torch.nan, log_gamma)
 
     def score(self, point: Point, beta: Tensor | float) -> Tensor:
         """∇ log γ_β of a point, `[S, B, D]`, without evaluating anything."""
@@ -267,12 +263,17 @@ class Bridge:
                 "this point carries no score. Evaluate it with with_score=True; a kernel that needs scores must "
                 "have uses_score = True."
             )
-        log_q, log_p = point.log_q, point.log_p
-        if point.sound is not None:
-            log_q, log_p = log_q.clamp(min=-_NOTHING), _replace_nan(log_p).clamp(min=-_NOTHING)
-        _, weight_q, weight_p = self.path(log_q, log_p, _scalar(beta, log_p))
+        _, weight_q, weight_p = self._along_path(point, beta)
         dtype = point.score_p.dtype
         return weight_q.to(dtype) * point.score_q + weight_p.to(dtype) * point.score_p
+
+    def _along_path(self, point: Point, beta: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+        """What the path says of a point. A density of 0 stands in as e^-1e30, so that no 0 * inf reaches the path."""
+        log_q, log_p = point.log_q, point.log_p
+        if point.sound is not None:
+            log_p = torch.where(log_p.isnan(), 0.0, log_p)  # 0 for NaN, also in the gradient
+            log_q, log_p = log_q.clamp(min=-_NOTHING), log_p.clamp(min=-_NOTHING)
+        return self.path(log_q, log_p, torch.as_tensor(beta, dtype=log_p.dtype, device=log_p.device))
 
 
 def looking_is_free(device: torch.device) -> bool:
@@ -285,15 +286,6 @@ _NOTHING = 1e30
 
 _CHUNK_ROWS = 512
 """Rows per evaluation without gradients on a CPU: fewer waste time between layers, more gain nothing and hold more."""
-
-
-def _scalar(beta: Tensor | float, like: Tensor) -> Tensor:
-    return torch.as_tensor(beta, dtype=like.dtype, device=like.device)
-
-
-def _replace_nan(values: Tensor) -> Tensor:
-    """0 for NaN, also in the gradient."""
-    return torch.where(values.isnan(), 0.0, values)
 
 
 def _largest(values: Tensor) -> float:

@@ -118,8 +118,8 @@ class Unadjusted(Kernel):
         super().__init__()
         if backward is not None and not proposal.has_transition_density:
             raise ValueError(
-                f"a learned backward kernel needs a proposal with a density in z, and {type(proposal).__name__} has none: "
-                "its noise is a momentum. Use Langevin() or RandomWalk(), or leave out the backward kernel."
+                f"a learned backward kernel needs a proposal with a density in z, and {type(proposal).__name__} has "
+                "none: its noise is a momentum. Use Langevin() or RandomWalk(), or leave out the backward kernel."
             )
         self.proposal, self.backward = proposal, backward
         self.uses_score, self.num_evaluations = proposal.uses_score, proposal.num_evaluations
