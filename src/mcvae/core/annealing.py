@@ -150,7 +150,10 @@ def anneal(
 def moved_on(
     bridge: Bridge, kernel: Kernel, z: Tensor, step_size: Tensor, number: int, generator: Generator | None
 ) -> Point:
-    """Where chains are after a number of moves at β = 1: if they leave p invariant, where they might have been, too."""
+    """Move chains `z [S, B, D]` a number of times at β = 1, and return where they are.
+
+    A kernel that leaves p invariant leaves samples of the posterior what they were, and pulls copies apart.
+    """
     one = torch.ones((), dtype=torch.float64, device=z.device)
     state = State(bridge.evaluate(z, with_score=kernel.uses_score))
     for _ in range(number):

@@ -24,7 +24,7 @@ class Modes(NamedTuple):
     """Log of the integral of the Gaussian, `[P, B]`; −inf where there is no proper mode."""
 
     def heaviest(self) -> Frame:
-        """The Gaussian of the largest mass for every datum; one with the initial scales if a datum has no mode."""
+        """The Gaussian of the largest mass for every datum; where there is no mode, one with the initial scales."""
         best = self.log_mass.max(0).indices
         data = torch.arange(len(best), device=best.device)
         return Frame(self.mean[best, data], self.factor[best, data])
