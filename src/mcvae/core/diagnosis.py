@@ -111,9 +111,10 @@ class Evidence(NamedTuple):
         Args:
             function: f, `[S, B, D] -> [S, B, ...]`.
 
+        >>> import mcvae
         >>> from torch.distributions import Independent, Normal
         >>> initial = Independent(Normal(torch.zeros(1, 2), 2 * torch.ones(1, 2)), 1)
-        >>> e = estimate_log_evidence(lambda z: -0.5 * (z - 1).square().sum(-1), initial, seed=0)
+        >>> e = mcvae.estimate_log_evidence(lambda z: -0.5 * (z - 1).square().sum(-1), initial, seed=0)
         >>> mean, error = e.expectation(lambda z: z)
         >>> bool(((mean - 1).abs() < 4 * error).all())
         True
