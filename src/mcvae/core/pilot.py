@@ -146,7 +146,7 @@ class _Search:
     @property
     def given_steps(self) -> Tensor | None:
         """Step sizes, if they are given."""
-        if isinstance(self.step_size, str):
+        if self.step_size is None or isinstance(self.step_size, str):
             return None
         return self.step_size if isinstance(self.step_size, Tensor) else torch.tensor(self.step_size, device="cpu")
 
