@@ -450,10 +450,10 @@ def lost_encoder(x):
 @pytest.mark.parametrize("weighs_the_volume", [True, False])
 def test_chains_that_start_around_a_mode_find_the_evidence(monkeypatch, weighs_the_volume):
     """The named wrong version forgets that a frame changes volumes."""
-    from mcvae.core import starts
+    from mcvae.core import frames
 
     if not weighs_the_volume:
-        monkeypatch.setattr(starts._InFrame, "__call__", lambda self, u: self.log_joint(self.frame.to_latents(u)))
+        monkeypatch.setattr(frames._InFrame, "__call__", lambda self, u: self.log_joint(self.frame.to_latents(u)))
     decoder = Bent().double()
     model = mcvae.LatentVariableModel(lost_encoder, decoder)
     z = torch.randn(20, 2, generator=generator(), dtype=torch.float64)
@@ -505,7 +505,8 @@ def test_a_datum_without_a_mode_starts_from_its_initial_distribution():
 
 def test_the_fitted_gaussian_is_the_nearest_one_not_that_of_the_mode():
     """log p = Σ z − e^z: the mode is 0, the curvature there 1, and the Gaussian of least KL(q ‖ p) is N(−1/2, 1)."""
-    from mcvae.core.starts import Frame, fit
+    from mcvae.core.frames import Frame
+    from mcvae.core.starts import fit
 
     data, dim = 60, 20
     initial = Independent(Normal(torch.full((data, dim), 0.3), torch.full((data, dim), 0.6)), 1)

@@ -11,7 +11,8 @@ from torch.distributions import Beta, Dirichlet, Gamma, Independent, Multivariat
 
 import mcvae
 from densities import Density, corpus, correlated, gaussian
-from mcvae.core.starts import Widened, find_modes
+from mcvae.core.modes import find_modes
+from mcvae.core.starts import Widened
 from support import generator, standard_errors_off
 
 CORPUS = corpus()
@@ -80,7 +81,7 @@ def test_a_narrow_mode_far_away_is_noticed(monkeypatch, casts_a_net):
     from mcvae.core import checks
 
     if not casts_a_net:
-        monkeypatch.setattr(checks, "_pulled_away", lambda wide, latents, *rest: latents[:0])
+        monkeypatch.setattr(checks, "pulled_away", lambda wide, chains, *rest: chains.latents[:0])
     centre = torch.full((5,), 15 / 5**0.5)
 
     def log_joint(z):

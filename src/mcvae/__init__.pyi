@@ -82,7 +82,8 @@ from .core.step_sizes import (
     ScoreScaled as ScoreScaled,
     StepSizes as StepSizes,
 )
-from .core.tuning import Tuning as Tuning, pilot_step_sizes as pilot_step_sizes, tune as tune
+from .core.tuning import Tuning as Tuning
+from .core.walks import pilot_step_sizes as pilot_step_sizes, tune as tune
 from .evaluation import Evaluation as Evaluation, Protocol as Protocol, evaluate as evaluate
 from .models import LatentVariableModel as LatentVariableModel
 from .training.loading import load as load, save as save

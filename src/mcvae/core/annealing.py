@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from mcvae.core.bridge import Bridge, State, Step
+from mcvae.core.bridge import Bridge, Point, State, Step
 from mcvae.core.kernels import Kernel
 from mcvae.core.resampling import Resampling
 
-__all__ = ["StepRecord", "Trajectory", "anneal"]
+__all__ = ["StepRecord", "Trajectory", "anneal", "moved_on"]
 
 
 class StepRecord(NamedTuple):
@@ -125,10 +125,12 @@ def anneal(
             broken = log_ratio.isnan()
             nonfinite = nonfinite | broken if failed is None else nonfinite | broken | failed
             log_ratio = torch.where(broken, -torch.inf, log_ratio)
-            sound = _all(sound, state.point.sound, clean)
+            known = [rows for rows in (sound, state.point.sound, clean) if rows is not None]
+            sound = torch.stack(known).all(0) if known else None
         log_weight = log_weight + log_ratio
         if recording:
-            record.append(StepRecord(log_ratio, _zero_if_none(log_accept, log_weight), stopped))
+            taken = torch.zeros_like(log_weight) if log_accept is None else log_accept
+            record.append(StepRecord(log_ratio, taken, stopped))
     log_weight = log_weight + bridge.log_density(state.point, end)
     broken = log_weight.isnan()
     whole = len(spread) == len(kernels) > 0
@@ -144,22 +146,27 @@ def anneal(
     )
 
 
+@torch.no_grad()
+def moved_on(
+    bridge: Bridge, kernel: Kernel, z: Tensor, step_size: Tensor, number: int, generator: Generator | None
+) -> Point:
+    """Move chains `z [S, B, D]` a number of times at β = 1, and return where they are.
+
+    A kernel that leaves p invariant leaves samples of the posterior what they were, and pulls copies apart.
+    """
+    one = torch.ones((), dtype=torch.float64, device=z.device)
+    state = State(bridge.evaluate(z, with_score=kernel.uses_score))
+    for _ in range(number):
+        state = kernel(bridge, state, Step(1, 1, one, one, step_size.to(z)), generator=generator).state
+    return state.point
+
+
 def mean_inside(alpha: Tensor, log_p: Tensor | None) -> Tensor:
     """Mean over the chains inside the support, `[B]`: others cannot move, and have no weight."""
     if log_p is None:
         return alpha.mean(0)
     alive = log_p > -torch.inf
     return (alpha * alive).sum(0) / alive.sum(0).clamp(min=1)
-
-
-def _all(*parts: Tensor | None) -> Tensor | None:
-    """Rows that are sound in every part; None where all rows of all parts are."""
-    known = [part for part in parts if part is not None]
-    return torch.stack(known).all(0) if known else None
-
-
-def _zero_if_none(log_accept: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if log_accept is None else log_accept
 
 
 def check_steps(

@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import Distribution
 
+from mcvae.core.initials import check_initial, name_of
 from mcvae.core.paths import GeometricPath, Path
 from mcvae.core.randomness import draw
 from mcvae.core.scores import LogDensity, distribution_and_score, recomputed, value_and_score
@@ -144,7 +145,7 @@ class Bridge:
     guarded: bool = False
 
     def __post_init__(self) -> None:
-        _check_initial(self.initial)
+        check_initial(self.initial)
         if self.memory not in ("normal", "low"):
             raise ValueError(f'memory must be "normal" or "low", got {self.memory!r}.')
 
@@ -164,7 +165,7 @@ class Bridge:
             raise ValueError(f"the generator is on {generator.device}, but latents are on {z.device}.")
         if torch.is_grad_enabled() and not self.initial.has_rsample and self.initial.log_prob(z).requires_grad:
             raise ValueError(
-                f"{_name(self.initial)} has learnable parameters but no reparameterised sampler (has_rsample is "
+                f"{name_of(self.initial)} has learnable parameters but no reparameterised sampler (has_rsample is "
                 "False), so its gradient would be wrong. Use a reparameterised distribution (a Gaussian, a flow), "
                 "or wrap the call in torch.no_grad() if you need values only."
             )
@@ -234,7 +235,8 @@ class Bridge:
         log_q, score_q = distribution_and_score(self.initial, z, with_score)
         if torch.is_grad_enabled():
             joint = partial(value_and_score, self.log_joint, z, with_score, "log_joint")
-            log_p, score_p = recomputed(joint, z.device) if self._forgets() else joint()
+            forgets = self.memory == "low" and not torch.compiler.is_compiling()  # a compiled chain forgets anyway
+            log_p, score_p = recomputed(joint, z.device) if forgets else joint()
         else:
             samples = max(1, _CHUNK_ROWS // z.shape[1]) if z.device.type == "cpu" else len(z)
             chunks = [
@@ -243,23 +245,16 @@ class Bridge:
             log_p = chunks[0][0] if len(chunks) == 1 else torch.cat([value for value, _ in chunks])
             scores = [score for _, score in chunks if score is not None]
             score_p = None if not scores else scores[0] if len(scores) == 1 else torch.cat(scores)
-        total = _accumulator(z)
+        total = torch.float32 if z.device.type == "mps" else torch.float64  # Apple GPUs have no doubles
         return Point(z, log_q.to(total), log_p.to(total), score_q, score_p)
-
-    def _forgets(self) -> bool:
-        return self.memory == "low" and not torch.compiler.is_compiling()  # a compiled chain forgets anyway
 
     def log_density(self, point: Point, beta: Tensor | float) -> Tensor:
         """log γ_β of a point, `[S, B]`, without evaluating anything; NaN where the point could not be evaluated."""
-        log_q, log_p = point.log_q, point.log_p
-        beta = _scalar(beta, log_p)
+        log_gamma = self._along_path(point, beta)[0]
         if point.sound is None:
-            return self.path(log_q, log_p, beta)[0]
-        # A density of 0 stands in as e^-1e30, so that no 0 * inf reaches a path; where that shows, γ_β is 0, too.
-        usable = ~log_p.isnan()
-        log_gamma = self.path(log_q.clamp(min=-_NOTHING), _replace_nan(log_p).clamp(min=-_NOTHING), beta)[0]
+            return log_gamma
         log_gamma = torch.where(log_gamma < -(_NOTHING**0.75), -torch.inf, log_gamma)
-        return torch.where(usable, log_gamma, torch.nan)
+        return torch.where(point.log_p.isnan(), torch.nan, log_gamma)
 
     def score(self, point: Point, beta: Tensor | float) -> Tensor:
         """∇ log γ_β of a point, `[S, B, D]`, without evaluating anything."""
@@ -268,12 +263,17 @@ class Bridge:
                 "this point carries no score. Evaluate it with with_score=True; a kernel that needs scores must "
                 "have uses_score = True."
             )
-        log_q, log_p = point.log_q, point.log_p
-        if point.sound is not None:
-            log_q, log_p = log_q.clamp(min=-_NOTHING), _replace_nan(log_p).clamp(min=-_NOTHING)
-        _, weight_q, weight_p = self.path(log_q, log_p, _scalar(beta, log_p))
+        _, weight_q, weight_p = self._along_path(point, beta)
         dtype = point.score_p.dtype
         return weight_q.to(dtype) * point.score_q + weight_p.to(dtype) * point.score_p
+
+    def _along_path(self, point: Point, beta: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+        """What the path says of a point. A density of 0 stands in as e^-1e30, so that no 0 * inf reaches the path."""
+        log_q, log_p = point.log_q, point.log_p
+        if point.sound is not None:
+            log_p = torch.where(log_p.isnan(), 0.0, log_p)  # 0 for NaN, also in the gradient
+            log_q, log_p = log_q.clamp(min=-_NOTHING), log_p.clamp(min=-_NOTHING)
+        return self.path(log_q, log_p, torch.as_tensor(beta, dtype=log_p.dtype, device=log_p.device))
 
 
 def looking_is_free(device: torch.device) -> bool:
@@ -286,20 +286,6 @@ _NOTHING = 1e30
 
 _CHUNK_ROWS = 512
 """Rows per evaluation without gradients on a CPU: fewer waste time between layers, more gain nothing and hold more."""
-
-
-def _accumulator(like: Tensor) -> torch.dtype:
-    """float64, except on Apple GPUs, which have none."""
-    return torch.float32 if like.device.type == "mps" else torch.float64
-
-
-def _scalar(beta: Tensor | float, like: Tensor) -> Tensor:
-    return torch.as_tensor(beta, dtype=like.dtype, device=like.device)
-
-
-def _replace_nan(values: Tensor) -> Tensor:
-    """0 for NaN, also in the gradient."""
-    return torch.where(values.isnan(), 0.0, values)
 
 
 def _largest(values: Tensor) -> float:
@@ -318,56 +304,3 @@ def _is_moderate(point: Point, limit: float) -> bool:
 
 def _detached(point: Point) -> Point:
     return Point(*(value.detach() if isinstance(value, Tensor) else None for value in point))  # type: ignore[arg-type]
-
-
-def _check_initial(initial: Distribution) -> None:
-    if not isinstance(initial, Distribution):
-        raise TypeError(
-            "the initial distribution must be a torch.distributions.Distribution, which can be sampled and has a "
-            f"normalised log_prob; got {type(initial).__name__}. An unnormalised density belongs in log_joint."
-        )
-    batch, event = list(initial.batch_shape), list(initial.event_shape)
-    if len(batch) != 1 or len(event) != 1:
-        advice = (
-            "Wrap it: torch.distributions.Independent(distribution, 1)."
-            if len(batch) == 2 and not event
-            else "Give it a batch of one: distribution.expand((1,))."
-            if not batch
-            else "Flatten the latent to one dimension."
-        )
-        raise ValueError(
-            "the initial distribution must have batch shape [B] and event shape [D], got "
-            f"batch {batch} and event {event} from {_name(initial)}. {advice}"
-        )
-    try:
-        support = initial.support
-    except NotImplementedError:  # some flows do not say; they are continuous
-        return
-    if support is not None and support.is_discrete:
-        raise ValueError(
-            f"the initial distribution must be continuous, got {_name(initial)} with discrete support: Langevin and "
-            "Hamiltonian moves need a density on R^D. Marginalise the discrete latents, or relax them."
-        )
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    if isinstance(support, _BOUNDED):
-        raise ValueError(
-            f"the initial distribution must be positive on all of R^D, got {_name(initial)} with support {support}. "
-            "Change variables: let latents be the logarithm (or logit) and add the log Jacobian to log_joint."
-        )
-
-
-_BOUNDED = (
-    type(constraints.simplex),
-    type(constraints.positive),
-    type(constraints.nonnegative),
-    type(constraints.unit_interval),
-    constraints.half_open_interval,
-    constraints.less_than,
-)
-
-
-def _name(distribution: Distribution) -> str:
-    base = getattr(distribution, "base_dist", None)
-    name = type(distribution).__name__
-    return f"{name}({type(base).__name__})" if isinstance(base, Distribution) else name

@@ -116,7 +116,9 @@ class DriftNetwork(nn.Module):
         mean, scale = _standardisation(bridge, z)
         inputs = (z - mean) / scale
         if self.uses_momentum:
-            inputs = torch.cat([inputs, _momentum(state)], -1)
+            if state.momentum is None:
+                raise ValueError("this drift sees the momentum, and the state has none. Use it in a Hamiltonian move.")
+            inputs = torch.cat([inputs, state.momentum], -1)
         encoding = self.encoding(step, z)
         features = self.inputs(inputs) + self.step(encoding)
         if self.context is not None:
@@ -140,12 +142,6 @@ def _standardisation(bridge: Bridge, z: Tensor) -> tuple[Tensor, Tensor]:
         return bridge.initial.mean.to(z), bridge.initial.stddev.to(z)
     except NotImplementedError:
         return torch.zeros_like(z[0]), torch.ones_like(z[0])
-
-
-def _momentum(state: State) -> Tensor:
-    if state.momentum is None:
-        raise ValueError("this drift sees the momentum, and the state has none. Use it in a Hamiltonian move.")
-    return state.momentum
 
 
 def amortised_over(bridge: Bridge, context_dim: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 
 from mcvae.core.annealing import StepRecord, Trajectory, anneal
 from mcvae.core.bounds import Bound, elbo
-from mcvae.core.bridge import Bridge, State, check_start, looking_is_free
+from mcvae.core.bridge import Bridge, Point, State, check_start, looking_is_free
 from mcvae.core.compiled import CompiledChain
 from mcvae.core.gradients import ControlVariate, Gradient, check_gradient, reparameterised, stopped, surrogate
 from mcvae.core.kernels import Kernel
@@ -97,23 +97,25 @@ class AnnealedEstimator(nn.Module):
         return self.schedule.num_steps
 
     @property
+    def moves(self) -> list[Kernel]:
+        """The kernel of every move, K of them."""
+        kernels: list[Any] = list(self.kernels)
+        return kernels * self.num_steps if len(kernels) == 1 else kernels
+
+    @property
     def uses_score(self) -> bool:
         """Whether any kernel reads scores."""
-        return self.num_steps > 0 and any(kernel.uses_score for kernel in self._kernels())
+        return any(kernel.uses_score for kernel in self.moves)
 
     @property
     def num_evaluations(self) -> int:
         """Latents at which one chain evaluates the model, its first one included."""
-        return 1 + (sum(kernel.num_evaluations for kernel in self._kernels()) if self.num_steps else 0)
+        return 1 + sum(kernel.num_evaluations for kernel in self.moves)
 
     @property
     def target_acceptance(self) -> float:
         """The lowest acceptance that any kernel aims at."""
-        return min((kernel.target_acceptance for kernel in self._kernels()), default=0.0)
-
-    def _kernels(self) -> list[Kernel]:
-        kernels: list[Any] = list(self.kernels)
-        return kernels * self.num_steps if len(kernels) == 1 else kernels
+        return min((kernel.target_acceptance for kernel in self.moves), default=0.0)
 
     def forward(self, bridge: Bridge, *, generator: Generator | None = None) -> Estimate:
         """Run the chains and return bound, loss and trajectory. Changes no state; see `adapt`."""
@@ -132,45 +134,29 @@ class AnnealedEstimator(nn.Module):
         """
         number = self.num_samples if num_samples is None else num_samples
         z = bridge.draw(number, generator=generator)
-        hopeful = not looking_is_free(z.device) and torch.is_grad_enabled() and not bridge.guarded
-        if self.compiled is None and not hopeful:
-            return self._anneal(bridge, self._start(bridge, z), generator)
-        rewind = rewinder(generator, z.device)
         if self.compiled is not None:
-            found = self.compiled(
-                bridge,
-                z,
-                self._kernels(),
-                self.schedule(),
-                self.step_sizes(bridge.initial),
-                resample=self.resample,
-                generator=generator,
-            )
+            rewind = rewinder(generator, z.device)
+            found = self.compiled(bridge, z, *self._steps(bridge), resample=self.resample, generator=generator)
             if found is not None:
                 return found
             rewind()
-        state = self._start(bridge, z)
-        trajectory = self._anneal(bridge, state, generator)
-        if hopeful and trajectory.sound is not None and not bool(trajectory.sound.all()):
-            rewind()
-            return self._anneal(replace(bridge, guarded=True), state, generator)
-        return trajectory
-
-    def _start(self, bridge: Bridge, z: Tensor) -> State:
         point = bridge.evaluate(z, with_score=self.uses_score)
         check_start(point)
-        return State(point)
+        if looking_is_free(z.device) or not torch.is_grad_enabled() or bridge.guarded:
+            return self._anneal(bridge, point, generator)
+        rewind = rewinder(generator, z.device)
+        trajectory = self._anneal(bridge, point, generator)
+        if trajectory.sound is None or bool(trajectory.sound.all()):
+            return trajectory
+        rewind()
+        return self._anneal(replace(bridge, guarded=True), point, generator)
 
-    def _anneal(self, bridge: Bridge, state: State, generator: Generator | None) -> Trajectory:
-        return anneal(
-            bridge,
-            state,
-            self._kernels(),
-            self.schedule(),
-            self.step_sizes(bridge.initial),
-            resample=self.resample,
-            generator=generator,
-        )
+    def _anneal(self, bridge: Bridge, point: Point, generator: Generator | None) -> Trajectory:
+        return anneal(bridge, State(point), *self._steps(bridge), resample=self.resample, generator=generator)
+
+    def _steps(self, bridge: Bridge) -> tuple[list[Kernel], Tensor, Tensor]:
+        """Kernel, temperature and step size of every move."""
+        return self.moves, self.schedule(), self.step_sizes(bridge.initial)
 
     def run_reverse(
         self, bridge: Bridge, posterior_sample: Tensor, *, generator: Generator | None = None
@@ -179,16 +165,9 @@ class AnnealedEstimator(nn.Module):
         point = bridge.evaluate(posterior_sample, with_score=self.uses_score)
         if not bool(point.log_p.isfinite().all()):
             raise ValueError("log_joint is not finite at posterior_sample, so it cannot have come from the posterior.")
-        return anneal(
-            bridge,
-            State(point),
-            self._kernels()[::-1],
-            self.schedule().flip(0),
-            self.step_sizes(bridge.initial).flip(0),
-            start=1.0,
-            end=0.0,
-            generator=generator,
-        )
+        moves, betas, step_sizes = self._steps(bridge)
+        steps = moves[::-1], betas.flip(0), step_sizes.flip(0)
+        return anneal(bridge, State(point), *steps, start=1.0, end=0.0, generator=generator)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Estimate:
         """Call `forward`."""

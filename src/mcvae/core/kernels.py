@@ -118,8 +118,8 @@ class Unadjusted(Kernel):
         super().__init__()
         if backward is not None and not proposal.has_transition_density:
             raise ValueError(
-                f"a learned backward kernel needs a proposal with a density in z, and {_name(proposal)} has none: its "
-                "noise is a momentum. Use Langevin() or RandomWalk(), or leave out the backward kernel."
+                f"a learned backward kernel needs a proposal with a density in z, and {type(proposal).__name__} has "
+                "none: its noise is a momentum. Use Langevin() or RandomWalk(), or leave out the backward kernel."
             )
         self.proposal, self.backward = proposal, backward
         self.uses_score, self.num_evaluations = proposal.uses_score, proposal.num_evaluations
@@ -177,8 +177,8 @@ class MetropolisHastings(Kernel):
         super().__init__()
         if not proposal.is_reversible:
             raise ValueError(
-                f"Metropolis-Hastings expects a proposal that is its own reversal, got {_name(proposal)}: a kept "
-                "momentum would have to be flipped at every rejection, and a backward drift of its own is not the "
+                f"Metropolis-Hastings expects a proposal that is its own reversal, got {type(proposal).__name__}: a "
+                "kept momentum would have to be flipped at every rejection, and a backward drift of its own is not the "
                 "density of the way back. Use hmc() or mala(), or Unadjusted(...) without accept/reject."
             )
         self.proposal, self.acceptance = proposal, acceptance
@@ -295,7 +295,3 @@ def _log_hastings(proposed: Proposed, log_change: Tensor) -> Tensor:
     if proposed.state.point.sound is None:
         return log_hastings
     return torch.where(log_hastings.isnan(), -torch.inf, log_hastings)
-
-
-def _name(module: nn.Module) -> str:
-    return type(module).__name__

@@ -216,12 +216,8 @@ class _Graph:
             return tuple(found.get(i) for i in range(size))
 
         sizes = self._sizes
-        return Repeated(
-            *(
-                values(size, known)
-                for size, known in ((sizes[2], self._handed), (sizes[3], self._record), (sizes[1], self._first_record))
-            )
-        )
+        carry, record = values(sizes[2], self._handed), values(sizes[3], self._record)
+        return Repeated(carry, record, values(sizes[1], self._first_record))
 
     def run(self, number: int, rows: Sequence[Tensor], outside: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         """What is handed on and reported, and what the gradient needs."""

@@ -229,28 +229,17 @@ def _convolve_transposed(
     return _convolution(input, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
-def _elementwise(curve: Curve, x: Tensor) -> Tensor | None:
-    return evaluate(curve, x) if _replaceable(x) else None
-
-
-def _silu(input: Tensor, inplace: bool = False) -> Tensor | None:
-    return None if inplace else _elementwise(SiLU(), input)
+def _elementwise(curve: Curve, input: Tensor, inplace: bool = False) -> Tensor | None:
+    """Signature of `F.silu` and its like, after the curve."""
+    return evaluate(curve, input) if _replaceable(input) and not inplace else None
 
 
 def _gelu(input: Tensor, *, approximate: str = "none") -> Tensor | None:
     return _elementwise(TanhGELU() if approximate == "tanh" else GELU(), input)
 
 
-def _mish(input: Tensor, inplace: bool = False) -> Tensor | None:
-    return None if inplace else _elementwise(Mish(), input)
-
-
 def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor | None:
-    return None if inplace else _elementwise(ELU(alpha), input)
-
-
-def _selu(input: Tensor, inplace: bool = False) -> Tensor | None:
-    return None if inplace else _elementwise(ELU(1.6732632423543772, 1.0507009873554805), input)
+    return _elementwise(ELU(alpha), input, inplace)
 
 
 def _softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Tensor | None:
@@ -269,6 +258,8 @@ def _attention(
         return operator(query, key, value, *args, **options)
 
 
+_SELU = ELU(1.6732632423543772, 1.0507009873554805)
+
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.conv1d: _convolve,
     torch.conv2d: _convolve,
@@ -276,12 +267,12 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.conv_transpose1d: _convolve_transposed,
     torch.conv_transpose2d: _convolve_transposed,
     torch.conv_transpose3d: _convolve_transposed,
-    F.silu: _silu,
+    F.silu: partial(_elementwise, SiLU()),
     F.gelu: _gelu,
-    F.mish: _mish,
+    F.mish: partial(_elementwise, Mish()),
     F.elu: _elu,
-    F.selu: _selu,
-    torch.selu: _selu,
+    F.selu: partial(_elementwise, _SELU),
+    torch.selu: partial(_elementwise, _SELU),
     F.softplus: _softplus,
     F.scaled_dot_product_attention: partial(_attention, F.scaled_dot_product_attention),
     F.multi_head_attention_forward: partial(_attention, F.multi_head_attention_forward),

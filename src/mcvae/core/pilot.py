@@ -1,6 +1,6 @@
 """The pilot: chains that do not count decide on the start, the temperatures, their number and the step sizes."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,13 +11,16 @@ from mcvae.core.bridge import Bridge
 from mcvae.core.compiled import CompiledChain, CompiledKernel
 from mcvae.core.diagnostics import standard_error
 from mcvae.core.estimator import AnnealedEstimator
+from mcvae.core.frames import Frame
 from mcvae.core.kernels import Kernel, hmc
+from mcvae.core.modes import find_modes
 from mcvae.core.randomness import draw
 from mcvae.core.resampling import Resampling
 from mcvae.core.schedules import FixedSchedule, Schedule
-from mcvae.core.starts import FIT_DERIVATIVES, FIT_STEPS, INFLATION, Frame, find_modes, fit as fit_to
+from mcvae.core.starts import FIT_DERIVATIVES, FIT_STEPS, fit as fit_to
 from mcvae.core.step_sizes import FixedStepSizes, StepSizes
-from mcvae.core.tuning import Spacing, Tuning, spaced, tune
+from mcvae.core.tuning import Spacing, Tuning, spaced
+from mcvae.core.walks import tune
 
 __all__ = ["Pilot", "affordable_climbs", "pilot"]
 
@@ -31,6 +34,8 @@ class Pilot(NamedTuple):
     """What the pilot found; None if step sizes and temperatures were given."""
     moved: Tensor
     """By how much the estimate rose when the number of temperatures was last doubled, `[B]`; NaN if it was given."""
+    error: Tensor
+    """Standard error of the chains with which it was last doubled, in the mean over data; NaN if it was given."""
 
     def bridge(self, bridge: Bridge) -> Bridge:
         """The bridge on which the estimator runs: from the initial distribution, or from a better start."""
@@ -74,84 +79,172 @@ def pilot(
         kernel, num_steps, num_samples, step_size, schedule, tuning, tolerance, max_steps, resample, compile,
             generator: as for `estimate_log_evidence`.
     """
-    kernel = hmc(3) if kernel is None else kernel
-    _check_settings(kernel, num_steps, num_samples, step_size, tolerance, max_steps)
-    if resample is not None and not isinstance(resample, Resampling):
-        resample = Resampling(resample)
-    given = schedule if isinstance(schedule, Schedule) else None
-    fixed = None if isinstance(step_size, str) else step_size
-    if isinstance(fixed, float | int):
-        fixed = torch.tensor(float(fixed), device="cpu")
-    without_steps = num_steps == 0 or (given is not None and given.num_steps == 0)
-    untuned = fixed is not None and (given is not None or schedule in (None, "sigmoid"))
-
-    def tried(found: Tuning | None, most: int) -> tuple[Pilot, Tensor]:
-        run = bridge if found is None or found.frame is None else found.frame.bridge(bridge)
-        found = found.shared() if found is not None and shared else found
-        chain = CompiledChain() if compile else None  # one for all numbers of steps
-
-        def frozen(number: int) -> AnnealedEstimator:
-            temperatures = found.temperatures(number) if found is not None else spaced("sigmoid", number)
-            ladder = FixedSchedule(temperatures) if given is None else given
-            if fixed is not None or found is None:
-                steps: StepSizes = FixedStepSizes(ladder.num_steps, ladder().new_ones(()) if fixed is None else fixed)
-            else:
-                steps = found.relative_step_sizes(kernel, ladder().detach())
-            estimator = AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=iwae, resample=resample)
-            estimator.compiled = chain
-            return estimator
-
-        number, moved, error = _choose_num_steps(run, frozen, num_steps, given, fixed, tolerance, most, generator)
-        return Pilot(frozen(number), found, moved), error
-
+    search = _Search(
+        bridge=bridge,
+        kernel=hmc(3) if kernel is None else kernel,
+        num_steps=num_steps,
+        num_samples=num_samples,
+        step_size=step_size,
+        schedule=schedule,
+        tolerance=tolerance,
+        max_steps=max_steps,
+        shared=shared,
+        resample=resample if resample is None or isinstance(resample, Resampling) else Resampling(resample),
+        compile=compile,
+        generator=generator,
+    )
     if tuning is not None and tuning.fitted and tuning.frame is None:
         tuning = tuning._replace(frame=fit_to(bridge).frame)
-    if tuning is not None or untuned or without_steps:
-        return tried(tuning, max_steps)[0]
-    spacing: Spacing = "sigmoid" if isinstance(schedule, Schedule) else schedule or "adaptive"
-    tuned = CompiledKernel(kernel) if compile else kernel
-    better = None
-    if fit and spacing == "adaptive" and fixed is None and kernel.accepts and kernel.uses_score:
-        better = _fitted(bridge, tuned, shared, num_samples, generator)
-    known = given.num_steps if given is not None else num_steps
-    knots = None if spacing == "adaptive" or isinstance(known, str) else min(known, 20)
-    first = None
-    if better is not None and not shared and known == "auto" and better.length < _SHORT:
-        first = tried(better, min(max_steps, _ENOUGH))
-        if bool(first[1] < tolerance):
-            return first[0]
-    own = tune(bridge, tuned, spacing=spacing, num_knots=knots, generator=generator)
-    if shared and better is not None and better.length < own.length:  # whether the number of steps is known or not
-        return tried(better, max_steps)[0]
-    second = tried(own, max_steps)
-    return first[0] if first is not None and bool(first[1] < second[1]) else second[0]
+    by_rule = isinstance(schedule, Schedule) or schedule in (None, "sigmoid")
+    if tuning is not None or search.number == 0 or (by_rule and search.given_steps is not None):
+        return search.tried(tuning, max_steps)
+    return search.tuned(fit)
 
+
+@dataclass(frozen=True)
+class _Search:
+    """What is given, and how the rest is found; fields as for `pilot`."""
+
+    bridge: Bridge
+    kernel: Kernel
+    num_steps: int | Literal["auto"]
+    num_samples: int
+    step_size: float | Tensor | Literal["pilot"]
+    schedule: Schedule | Spacing | None
+    tolerance: float
+    max_steps: int
+    shared: bool
+    resample: Resampling | None
+    compile: bool
+    generator: Generator | None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, Kernel):
+            raise TypeError(
+                f"kernel must be a Kernel such as mcvae.hmc(3), got {self.kernel}. Call a shorthand to build it."
+            )
+        if self.num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
+        if not self.tolerance > 0:
+            raise ValueError(f"tolerance must be positive, in nats, got {self.tolerance}.")
+        if self.num_steps != "auto" and (isinstance(self.num_steps, str) or self.num_steps < 0):
+            raise ValueError(
+                f'num_steps must be "auto" or a number, which must not be negative, got {self.num_steps!r}.'
+            )
+        if self.num_steps == "auto" and self.max_steps < 1:
+            raise ValueError(f'max_steps must be at least 1 if num_steps is "auto", got {self.max_steps}.')
+        if isinstance(self.step_size, str) and self.step_size != "pilot":
+            raise ValueError(f'step_size must be a number, a tensor or "pilot", got "{self.step_size}".')
+
+    @property
+    def number(self) -> int | None:
+        """K, if it is given."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule.num_steps
+        return None if self.num_steps == "auto" else self.num_steps
+
+    @property
+    def given_steps(self) -> Tensor | None:
+        """Step sizes, if they are given."""
+        if self.step_size is None or isinstance(self.step_size, str):
+            return None
+        return self.step_size if isinstance(self.step_size, Tensor) else torch.tensor(self.step_size, device="cpu")
+
+    def tuned(self, fit: bool) -> Pilot:
+        """Tune on chains from the initial distribution and, if wanted, from a better start, and take what is better."""
+        spacing: Spacing = "sigmoid" if isinstance(self.schedule, Schedule) else self.schedule or "adaptive"
+        kernel = CompiledKernel(self.kernel) if self.compile else self.kernel
+        better = first = None
+        if fit and spacing == "adaptive" and self.given_steps is None and kernel.accepts and kernel.uses_score:
+            better = self._fitted(kernel)
+        if better is not None and not self.shared and self.number is None and better.length < _SHORT:
+            first = self.tried(better, min(self.max_steps, _ENOUGH))
+            if bool(first.error < self.tolerance):
+                return first
+        knots = None if spacing == "adaptive" or self.number is None else min(self.number, 20)
+        own = tune(self.bridge, kernel, spacing=spacing, num_knots=knots, generator=self.generator)
+        if self.shared and better is not None and better.length < own.length:
+            return self.tried(better, self.max_steps)
+        second = self.tried(own, self.max_steps)
+        return first if first is not None and bool(first.error < second.error) else second
+
+    def _fitted(self, kernel: Kernel) -> Tuning | None:
+        """The tuning of chains that start around a mode, in coordinates where its covariance is the identity.
+
+        For densities of one's own, the heaviest mode of several climbs. If the plan is for other data, every datum will
+        be fitted, from its own q; None if that would cost too much, or if most data have no mode or several.
+        """
+        bridge, generator = self.bridge, self.generator
+        if self.shared:
+            climbs = affordable_climbs(bridge.initial.event_shape[0], self.num_samples * kernel.num_evaluations)
+            found = fit_to(bridge, num_starts=climbs, generator=generator) if climbs else None
+            if found is None or found.alone.double().mean() < 0.5:
+                return None
+            frame = found.frame
+        else:
+            modes = find_modes(bridge, draw(bridge.initial, (4,), generator))
+            if modes is None or not modes.everywhere():
+                return None
+            frame = modes.heaviest().inflated()
+        return tune(frame.bridge(bridge), kernel, generator=generator)._replace(frame=frame, fitted=True)
+
+    def tried(self, found: Tuning | None, max_steps: int) -> Pilot:
+        """The frozen estimator of a tuning, with K as given, or doubled on chains that do not count."""
+        run = self.bridge if found is None or found.frame is None else found.frame.bridge(self.bridge)
+        found = found.shared() if found is not None and self.shared else found
+        chain = CompiledChain() if self.compile else None  # one for all numbers of steps
+        unknown = torch.full(self.bridge.initial.batch_shape, torch.nan, dtype=torch.float64, device="cpu")
+        number, given = self.number, self.given_steps
+        if number is None and given is not None and given.dim() > 0:
+            number = len(given)
+        if number is not None:
+            return Pilot(self._frozen(found, number, chain), found, unknown, unknown.mean())
+        estimator = self._frozen(found, min(_FIRST, max_steps), chain)
+        log_weight = estimator.run(run, generator=self.generator).log_weight
+        moved = torch.full_like(log_weight[0], torch.inf)
+        errors = [standard_error(log_weight)]
+        while 2 * estimator.num_steps <= max_steps:
+            estimator = self._frozen(found, 2 * estimator.num_steps, chain)
+            before, log_weight = log_weight, estimator.run(run, generator=self.generator).log_weight
+            moved = (iwae(log_weight) - iwae(before)).nan_to_num(nan=torch.inf)
+            errors.append(standard_error(log_weight))
+            noise = (errors[-1].square() + errors[-2].square()).sqrt()
+            # fresh chains will scatter, so a tenth is kept in reserve
+            if errors[-1].mean() < 0.9 * self.tolerance and (moved.abs() - noise).mean() < self.tolerance:
+                break
+            # more chains may help, not more steps
+            if estimator.num_steps >= _ENOUGH and errors[-1].mean() > 0.9 * errors[max(0, len(errors) - 4)].mean():
+                break
+        return Pilot(estimator, found, moved, errors[-1].mean())
+
+    def _frozen(self, found: Tuning | None, number: int, chain: CompiledChain | None) -> AnnealedEstimator:
+        """An estimator with a number of temperatures, and nothing left to tune."""
+        if isinstance(self.schedule, Schedule):
+            schedule = self.schedule
+        else:
+            schedule = FixedSchedule(spaced("sigmoid", number) if found is None else found.temperatures(number))
+        step_sizes: StepSizes
+        if self.given_steps is not None:
+            step_sizes = FixedStepSizes(number, self.given_steps)
+        elif found is None:
+            step_sizes = FixedStepSizes(number)
+        else:
+            step_sizes = found.relative_step_sizes(self.kernel, schedule().detach())
+        estimator = AnnealedEstimator(
+            self.kernel, schedule, step_sizes, num_samples=self.num_samples, bound=iwae, resample=self.resample
+        )
+        estimator.compiled = chain
+        return estimator
+
+
+_FIRST = 8
+"""Temperatures of the first trial."""
+
+_ENOUGH = 128
+"""Temperatures after which those that do not help are no longer doubled, and a fitted start is given up."""
 
 _SHORT = 4.0
 """Length of a path that a few dozen temperatures bridge."""
-
-
-def _fitted(
-    bridge: Bridge, kernel: Kernel, shared: bool, num_samples: int, generator: Generator | None
-) -> Tuning | None:
-    """The tuning of chains that start around a mode, in coordinates where its covariance is the identity.
-
-    For densities of one's own, the heaviest mode of several climbs. If the plan is for other data, every datum will be
-    fitted, from its own q; None if that would cost too much, or if most data have no mode or several.
-    """
-    if shared:
-        climbs = affordable_climbs(bridge.initial.event_shape[0], num_samples * kernel.num_evaluations)
-        found = fit_to(bridge, num_starts=climbs, generator=generator) if climbs else None
-        if found is None or found.alone.double().mean() < 0.5:
-            return None
-        frame = found.frame
-    else:
-        modes = find_modes(bridge, draw(bridge.initial, (4,), generator))
-        best = None if modes is None else modes.heaviest()
-        if best is None:
-            return None
-        frame = Frame(best.mean, INFLATION * best.factor)
-    return tune(frame.bridge(bridge), kernel, generator=generator)._replace(frame=frame, fitted=True)
 
 
 def affordable_climbs(latent_dim: int, cost: int) -> int:
@@ -167,75 +260,3 @@ def affordable_climbs(latent_dim: int, cost: int) -> int:
     if 2 * derivatives < FIT_DERIVATIVES + FIT_STEPS:
         return 0
     return min(16, max(1, (derivatives - FIT_DERIVATIVES) // FIT_STEPS))
-
-
-def _check_settings(
-    kernel: Kernel,
-    num_steps: int | str,
-    num_samples: int,
-    step_size: float | Tensor | str,
-    tolerance: float,
-    max_steps: int,
-) -> None:
-    if not isinstance(kernel, Kernel):
-        raise TypeError(f"kernel must be a Kernel such as mcvae.hmc(3), got {kernel}. Call a shorthand to build it.")
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be positive, in nats, got {tolerance}.")
-    if num_steps != "auto" and (isinstance(num_steps, str) or num_steps < 0):
-        raise ValueError(f'num_steps must be "auto" or a number, which must not be negative, got {num_steps!r}.')
-    if num_steps == "auto" and max_steps < 1:
-        raise ValueError(f'max_steps must be at least 1 if num_steps is "auto", got {max_steps}.')
-    if isinstance(step_size, str) and step_size != "pilot":
-        raise ValueError(f'step_size must be a number, a tensor or "pilot", got "{step_size}".')
-
-
-_FIRST = 8
-"""Temperatures of the first trial."""
-
-
-def _choose_num_steps(
-    bridge: Bridge,
-    frozen: Callable[[int], AnnealedEstimator],
-    num_steps: int | Literal["auto"],
-    schedule: Schedule | None,
-    step_size: Tensor | None,
-    tolerance: float,
-    max_steps: int,
-    generator: Generator | None,
-) -> tuple[int, Tensor, Tensor]:
-    """K, by how much the estimate moved when it was last doubled, `[B]`, and its mean standard error.
-
-    On chains that do not count.
-    """
-    unknown = torch.full(bridge.initial.batch_shape, torch.nan, dtype=torch.float64, device="cpu")
-    if schedule is not None:
-        return schedule.num_steps, unknown, unknown.mean()
-    if num_steps != "auto":
-        return num_steps, unknown, unknown.mean()
-    if step_size is not None and step_size.dim() > 0:
-        return len(step_size), unknown, unknown.mean()
-    current = min(_FIRST, max_steps)
-    log_weight = frozen(current).run(bridge, generator=generator).log_weight
-    moved = torch.full_like(log_weight[0], torch.inf)
-    errors = [standard_error(log_weight)]
-    while 2 * current <= max_steps:
-        current *= 2
-        better = frozen(current).run(bridge, generator=generator).log_weight
-        moved = (iwae(better) - iwae(log_weight)).nan_to_num(nan=torch.inf)
-        log_weight = better
-        errors.append(standard_error(better))
-        noise = (errors[-1].square() + errors[-2].square()).sqrt()
-        # fresh chains will scatter, so a tenth is kept in reserve
-        if errors[-1].mean() < 0.9 * tolerance and (moved.abs() - noise).mean() < tolerance:
-            break
-        if (
-            current >= _ENOUGH and errors[-1].mean() > 0.9 * errors[max(0, len(errors) - 4)].mean()
-        ):  # more chains may help, not more steps
-            break
-    return current, moved, errors[-1].mean()
-
-
-_ENOUGH = 128
-"""Temperatures after which those that do not help are no longer doubled, and a fitted start is given up."""

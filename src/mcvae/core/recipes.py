@@ -101,14 +101,9 @@ def l_mcvae(
         kernel = [Unadjusted(Langevin(), module) for module in backward]
     elif backward is not None:
         kernel = Unadjusted(Langevin(), backward)
-    return AnnealedEstimator(
-        kernel,
-        _ladder(schedule, num_steps, interior),
-        step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, target=0.9),
-        num_samples=num_samples,
-        bound=bound,
-        compile=compile,
-    )
+    ladder = _ladder(schedule, num_steps, interior)
+    steps = ScoreScaled(num_steps, latent_dim, target=0.9) if step_sizes is None else step_sizes
+    return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=bound, compile=compile)
 
 
 def a_mcvae(
@@ -138,7 +133,7 @@ def a_mcvae(
     return AnnealedEstimator(
         mala(),
         _ladder(schedule, num_steps, True),
-        step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, target=0.8),
+        ScoreScaled(num_steps, latent_dim, target=0.8) if step_sizes is None else step_sizes,
         num_samples=num_samples,
         bound=bound,
         control_variate=control_variate,
@@ -172,14 +167,10 @@ def uha(
         step_sizes: the paper's adaptive rule with a hypothetical acceptance of 0.9 by default.
     """
     refreshment = PartialRefreshment(damping, learned=learned_damping) if damping > 0 else None
-    return AnnealedEstimator(
-        Unadjusted(Hamiltonian(num_leapfrog, refreshment=refreshment)),
-        _ladder(schedule, num_steps, interior),
-        step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, 0.1, target=0.9),
-        num_samples=num_samples,
-        bound=bound,
-        compile=compile,
-    )
+    kernel = Unadjusted(Hamiltonian(num_leapfrog, refreshment=refreshment))
+    ladder = _ladder(schedule, num_steps, interior)
+    steps = ScoreScaled(num_steps, latent_dim, 0.1, target=0.9) if step_sizes is None else step_sizes
+    return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=bound, compile=compile)
 
 
 def mcd(
@@ -210,7 +201,9 @@ def mcd(
     """
     correction = DriftNetwork(latent_dim, context_dim, hidden=hidden)
     kernel = Unadjusted(Langevin(backward_drift=Controlled(correction)))
-    return _learned(kernel, num_steps, schedule, interior, step_sizes, 0.05, num_samples, bound, compile)
+    ladder = _ladder(schedule, num_steps, interior)
+    steps = _learned_steps(num_steps, 0.05, kernel) if step_sizes is None else step_sizes
+    return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=bound, compile=compile)
 
 
 def cmcd(
@@ -234,7 +227,9 @@ def cmcd(
     """
     control = DriftNetwork(latent_dim, context_dim, hidden=hidden)
     kernel = Unadjusted(Langevin(Controlled(control, -1.0), AtNextStep(Controlled(control, +1.0))))
-    return _learned(kernel, num_steps, schedule, interior, step_sizes, 0.05, num_samples, bound, compile)
+    ladder = _ladder(schedule, num_steps, interior)
+    steps = _learned_steps(num_steps, 0.05, kernel) if step_sizes is None else step_sizes
+    return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=bound, compile=compile)
 
 
 def dbs(
@@ -258,7 +253,9 @@ def dbs(
     """
     forward, backward = (DriftNetwork(latent_dim, context_dim, hidden=hidden) for _ in range(2))
     kernel = Unadjusted(Langevin(Controlled(forward), Controlled(backward)))
-    return _learned(kernel, num_steps, schedule, interior, step_sizes, 0.05, num_samples, bound, compile)
+    ladder = _ladder(schedule, num_steps, interior)
+    steps = _learned_steps(num_steps, 0.05, kernel) if step_sizes is None else step_sizes
+    return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=bound, compile=compile)
 
 
 def ldvi(
@@ -289,7 +286,10 @@ def ldvi(
     proposal = Hamiltonian(
         num_leapfrog, refreshment=refreshment, backward_refreshment=refreshment.controlled(correction)
     )
-    return _learned(Unadjusted(proposal), num_steps, schedule, interior, step_sizes, 0.2, num_samples, bound, compile)
+    kernel = Unadjusted(proposal)
+    ladder = _ladder(schedule, num_steps, interior)
+    steps = _learned_steps(num_steps, 0.2, kernel) if step_sizes is None else step_sizes
+    return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=bound, compile=compile)
 
 
 def cmcd_ud(
@@ -320,7 +320,10 @@ def cmcd_ud(
         refreshment=friction_alone.controlled(control, -1.0),
         backward_refreshment=friction_alone.controlled(control, +1.0),
     )
-    return _learned(Unadjusted(proposal), num_steps, schedule, interior, step_sizes, 0.2, num_samples, bound, compile)
+    kernel = Unadjusted(proposal)
+    ladder = _ladder(schedule, num_steps, interior)
+    steps = _learned_steps(num_steps, 0.2, kernel) if step_sizes is None else step_sizes
+    return AnnealedEstimator(kernel, ladder, steps, num_samples=num_samples, bound=bound, compile=compile)
 
 
 def ais_hmc(
@@ -344,37 +347,14 @@ def ais_hmc(
         step_sizes: the paper's adaptive rule with ρ = 0.8 by default.
         num_samples: chains per datum.
     """
-    return AnnealedEstimator(
-        hmc(num_leapfrog),
-        _ladder(schedule, num_steps, True),
-        step_sizes if step_sizes is not None else ScoreScaled(num_steps, latent_dim, 0.1, target=0.8),
-        num_samples=num_samples,
-        bound=iwae_bound,
-    )
+    ladder = _ladder(schedule, num_steps, True)
+    steps = ScoreScaled(num_steps, latent_dim, 0.1, target=0.8) if step_sizes is None else step_sizes
+    return AnnealedEstimator(hmc(num_leapfrog), ladder, steps, num_samples=num_samples, bound=iwae_bound)
 
 
-def _learned(
-    kernel: Kernel,
-    num_steps: int,
-    schedule: ScheduleFactory,
-    interior: bool,
-    step_sizes: StepSizes | None,
-    step_size: float,
-    num_samples: int,
-    bound: Bound,
-    compile: bool,
-) -> AnnealedEstimator:
-    """A kernel that is learned, with its temperatures and its step sizes."""
-    return AnnealedEstimator(
-        kernel,
-        _ladder(schedule, num_steps, interior),
-        step_sizes
-        if step_sizes is not None
-        else RelativeStepSizes(LearnedStepSizes(num_steps, step_size), kernel.step_unit),
-        num_samples=num_samples,
-        bound=bound,
-        compile=compile,
-    )
+def _learned_steps(num_steps: int, step_size: float, kernel: Kernel) -> StepSizes:
+    """Learned step sizes in units of q's scales, from where to start."""
+    return RelativeStepSizes(LearnedStepSizes(num_steps, step_size), kernel.step_unit)
 
 
 def _ladder(schedule: ScheduleFactory, num_steps: int, interior: bool) -> Schedule:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -54,23 +55,24 @@ def value_and_score(
     with torch.enable_grad():
         if not (differentiable and z.requires_grad):
             z = z.detach().requires_grad_()
-        if not differentiable:
+        with TwiceDifferentiable() if differentiable else nullcontext():
             value = _checked(log_density(z), z, name)
-            (score,) = torch.autograd.grad(_with_graph(value, name).sum(), z, materialize_grads=True)
-            return value.detach(), score
-        with TwiceDifferentiable():
-            value = _checked(log_density(z), z, name)
-        (score,) = torch.autograd.grad(_with_graph(value, name).sum(), z, create_graph=True, materialize_grads=True)
-    return value, score
+        if not value.requires_grad:
+            raise ValueError(
+                f"{name} must be differentiable in z by autograd, but its value has no graph. Did it call detach(), "
+                "numpy() or item(), or run under torch.no_grad()?"
+            )
+        (score,) = torch.autograd.grad(value.sum(), z, create_graph=differentiable, materialize_grads=True)
+    return value if differentiable else value.detach(), score
 
 
 def distribution_and_score(
     distribution: Distribution, z: Tensor, with_score: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """log density and score of a distribution with batch `[B]`, event `[D]`; in closed form for Gaussians."""
-    if not _is_gaussian(distribution):
+    base: Any = getattr(distribution, "base_dist", None)
+    if type(distribution) is not Independent or type(base) is not Normal:  # a subclass may mean something else
         return value_and_score(distribution.log_prob, z, with_score, "initial.log_prob")
-    base: Any = distribution.base_dist  # type: ignore[attr-defined]
     deviation = (z - base.loc) / base.scale
     constant = base.scale.log().sum(-1) + 0.5 * z.shape[-1] * math.log(2 * math.pi)
     return -0.5 * deviation.square().sum(-1) - constant, -deviation / base.scale if with_score else None
@@ -81,28 +83,10 @@ def _total(z: Tensor, log_density: LogDensity) -> tuple[Tensor, Tensor]:
     return value.sum(), value
 
 
-def _is_gaussian(distribution: Any) -> bool:
-    """Exactly Independent(Normal, 1): a subclass may mean something else."""
-    return type(distribution) is Independent and type(distribution.base_dist) is Normal
-
-
-def _tensor(value: Any, name: str) -> Tensor:
+def _checked(value: Any, z: Tensor, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must return a tensor, got {type(value).__name__}. Compute it with torch.")
-    return value
-
-
-def _with_graph(value: Tensor, name: str) -> Tensor:
-    if not _tensor(value, name).requires_grad:
-        raise ValueError(
-            f"{name} must be differentiable in z by autograd, but its value has no graph. Did it call detach(), "
-            "numpy() or item(), or run under torch.no_grad()?"
-        )
-    return value
-
-
-def _checked(value: Tensor, z: Tensor, name: str) -> Tensor:
-    if _tensor(value, name).shape != z.shape[:-1]:
+    if value.shape != z.shape[:-1]:
         raise ValueError(
             f"{name} must map latents [S, B, D] = {list(z.shape)} to log densities [S, B] = {list(z.shape[:-1])}, "
             f"got {list(value.shape)}. Sum over the latent and data dimensions, and keep samples and batch apart."

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from mcvae.core.annealing import Trajectory
+from mcvae.core.initials import standard_deviation
 
 __all__ = [
     "AcceptanceAdapted",
@@ -23,7 +24,6 @@ __all__ = [
     "RelativeStepSizes",
     "ScoreScaled",
     "StepSizes",
-    "standard_deviation",
 ]
 
 
@@ -130,22 +130,6 @@ class RelativeStepSizes(StepSizes):
     def shorten(self) -> None:
         """See `StepSizes`."""
         self.relative.shorten()
-
-
-def standard_deviation(initial: Distribution) -> Tensor:
-    """Scales of an initial distribution, `[B, D]`: by quantiles of samples for flows and heavy tails."""
-    try:
-        scale: Tensor = initial.stddev
-        if bool(scale.isfinite().all()):
-            return scale
-    except NotImplementedError:
-        pass
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        sample = initial.sample(torch.Size([200]))
-    low, high = sample.quantile(sample.new_tensor([0.1587, 0.8413]), 0)  # of a Gaussian, one deviation off its mean
-    width: Tensor = high - low
-    return width / 2
 
 
 class AcceptanceAdapted(StepSizes):
