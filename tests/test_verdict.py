@@ -166,6 +166,31 @@ def test_a_widened_start_is_normalised(initial):
     assert standard_errors_off((other.log_prob(z) - wide.log_prob(z)).exp(), 1.0) < 5
 
 
+@pytest.mark.parametrize("looks", [True, False])
+def test_an_almost_flat_top_is_no_gaussian(monkeypatch, looks):
+    """Newton's method stops near it, where curvature promises a Gaussian of e³⁰ times the mass. The evidence is 1."""
+    from mcvae.core import starts
+
+    if not looks:  # the wrong version
+        monkeypatch.setattr(starts, "_STEEPEST", math.inf)
+    standard = Normal(*torch.tensor([0.0, 1.0], dtype=torch.float64))
+    bridge = mcvae.Bridge(gaussian(10), lambda z: (standard.log_prob(z.sinh()) + z.cosh().log()).sum(-1))
+    modes = find_modes(bridge, torch.randn(4, 1, 10, dtype=torch.float64, generator=generator()))
+    assert (modes.log_mass.max() < 1) == looks
+
+
+def test_a_start_around_a_mode_may_reach_where_the_density_cannot_be_evaluated():
+    """NaN for |z| > 1, where q never samples. The Gaussian around the mode does, and witnesses from there, too."""
+    evidence = mcvae.estimate_log_evidence(
+        lambda z: 3 * torch.log1p(-z.square()).sum(-1), gaussian(2, 0.0, 0.2), tolerance=0.2, seed=0
+    )
+    assert evidence.frame is None
+    assert evidence.checks is not None
+    assert abs(evidence.log_evidence.item() - 2 * math.log(32 / 35)) < 5 * evidence.standard_error.item()
+    with pytest.raises(mcvae.NonFiniteDensityError):
+        mcvae.estimate_log_evidence(lambda z: z.log().sum(-1), gaussian(2), seed=0)
+
+
 def test_rounding_is_doubted():
     density = CORPUS["rounding"]
     evidence = mcvae.estimate_log_evidence(density.log_joint, density.initial, check=False, seed=0)

@@ -203,7 +203,11 @@ def _second(
     if fit is None:
         return wide
     around = fit.bridge(bridge, 1.5)
-    near, near_error = _estimate(around, tune(around, kernel, generator=generator), kernel, generator)
+    try:
+        tuning = tune(around, kernel, generator=generator)
+    except NonFiniteDensityError:
+        return wide
+    near, near_error = _estimate(around, tuning, kernel, generator)
     better = unsure & (near_error < error.clamp(min=0.1))
     return torch.where(better, near, value), torch.where(better, near_error, error)
 

@@ -14,7 +14,7 @@ from torch.distributions import Distribution
 
 from mcvae.core.annealing import Trajectory
 from mcvae.core.bounds import iwae
-from mcvae.core.bridge import Bridge, State, Step
+from mcvae.core.bridge import Bridge, NonFiniteDensityError, State, Step
 from mcvae.core.checks import Checks, check
 from mcvae.core.diagnostics import effective_sample_size, pareto_k, standard_error
 from mcvae.core.estimator import AnnealedEstimator
@@ -311,7 +311,8 @@ def estimate_log_evidence(
     """
     bridge = _bridge(log_joint, initial, path, context)
     generator = _source(generator, seed, initial)
-    with torch.no_grad():
+
+    def run(fit: bool) -> Evidence:
         found = pilot(
             bridge,
             kernel=kernel,
@@ -322,12 +323,20 @@ def estimate_log_evidence(
             tuning=tuning,
             tolerance=tolerance,
             max_steps=max_steps,
-            fit=num_steps == "auto",
+            fit=fit,
             resample=resample,
             compile=compile,
             generator=generator,
         )
-        evidence = diagnose(bridge, found, tolerance=tolerance, generator=generator)
+        return diagnose(bridge, found, tolerance=tolerance, generator=generator)
+
+    with torch.no_grad():
+        try:
+            evidence = run(num_steps == "auto")
+        except NonFiniteDensityError:  # a start of our own may reach where the density cannot be evaluated
+            if num_steps != "auto":
+                raise
+            evidence = run(False)
         return with_checks(evidence, generator=generator) if check else evidence
 
 
