@@ -13,6 +13,8 @@ from torch.distributions import Independent, Normal
 import mcvae
 from mcvae import AnnealedEstimator, Bridge, FixedStepSizes, LearnedSchedule, LearnedStepSizes, LinearSchedule
 from mcvae.core.loops import CompiledLoop
+from mcvae.core.native import NativeTurn
+from mcvae.core.parts import Part, PythonTurn
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
 K, S, B, D = 3, 4, 2, 3
@@ -194,3 +196,49 @@ def test_a_compiled_step_leaves_nothing_behind():
     finally:
         gc.enable()
     assert freed
+
+
+def product(total: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    new = (total @ weight + x).tanh()
+    return new, new.square().sum(-1)
+
+
+def solved(total: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    new = torch.linalg.solve(weight, (total + x).T).T.tanh()
+    return new, new.square().sum(-1)
+
+
+def convolved(total: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Inductor likes to lay images out in another way, in which nobody then reads them."""
+    images = torch.conv2d((total + x).view(2, 1, 1, D), weight.view(D, 1, 1, D), padding=(0, 1))
+    new = torch.nn.functional.silu(images).square().mean(1).view(2, D)
+    return new, new.square().sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("turn", "repeated_by"), [(product, NativeTurn), (solved, PythonTurn), (convolved, PythonTurn)]
+)
+def test_turns_are_repeated_in_cpp_where_that_is_possible_and_in_python_elsewhere(turn, repeated_by):
+    torch.manual_seed(0)
+    start, rows = torch.randn(2, D, dtype=torch.float64), torch.randn(5, 2, D, dtype=torch.float64)
+    weight = torch.eye(D, dtype=torch.float64) + 0.3 * torch.randn(D, D, dtype=torch.float64)
+    leaves = [value.requires_grad_() for value in (start, rows, weight)]
+
+    total, reports = start, []
+    for x in rows:
+        total, report = turn(total, x, weight)
+        reports.append(report)
+    loss = total.sum() + (torch.arange(5.0).unsqueeze(1) * torch.stack(reports)).sum()
+    expected = torch.autograd.grad(loss, leaves)
+
+    part = Part(torch.fx.symbolic_trace(turn), [0, 1], 1, [0], [1])
+    part.compile([start, rows[0], weight], differentiable=True)
+    assert type(part.forward) is repeated_by
+    with torch.no_grad():
+        result = part.run(5, [start], [rows], {2: weight})
+        torch.testing.assert_close(result.handed, [total])
+        torch.testing.assert_close(result.reported, [torch.stack(reports)])
+        gradients = [torch.ones_like(total), torch.arange(5.0, dtype=torch.float64).unsqueeze(1).expand(5, 2)]
+        sums = dict[int, Tensor]()
+        (of_start,), (of_rows,) = part.differentiate(5, result.saved, gradients, {2: weight}, sums)
+    torch.testing.assert_close((of_start, of_rows, sums[2]), expected)

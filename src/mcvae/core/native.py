@@ -104,6 +104,7 @@ class _Recorder:
             **names,
             "empty_strided_cpu": self._new,
             "reinterpret_tensor": self._reinterpret,
+            "assert_size_stride": lambda *values: None,  # `_check` compares all layouts
             "extern_kernels": types.SimpleNamespace(**{name: self._product(name) for name in _PRODUCTS}),
         }
         for name in code.co_names:
@@ -111,7 +112,7 @@ class _Recorder:
                 known[name] = self._kernel(kernel)
         try:
             outputs = types.FunctionType(code, known)(run.__self__, list(self.inputs))
-        except (AttributeError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever refuses a stand-in cannot be written down
             raise UnsupportedTurnError(str(error)) from error
         self.outputs = [self._buffer(value) for value in outputs]
 
@@ -169,7 +170,9 @@ class NativeTurn:
         first_saved = kinds.handed + kinds.reported
         handed, reported = outputs[: kinds.handed], outputs[kinds.handed : first_saved]
         before = range(kinds.saved, kinds.saved + kinds.carried)
-        _check(recorder, inputs, handed, reported, [recorder.inputs[block] for block in before])
+        _check(recorder, handed, reported, recorder.inputs[before.start : before.stop])
+        if other is not None and not all(map(_Buffer.is_like, recorder.inputs, other.left)):
+            raise UnsupportedTurnError("it takes what was saved in another layout.")
 
         # Pieces of memory: 0 is scratch, 1 what turns take of each other, 2 what they leave; then reports, arguments.
         single = [*(buffer.block for buffer in reported), *range(before.stop, inputs), *recorder.constants]
@@ -194,7 +197,8 @@ class NativeTurn:
             return places[buffer.block]._replace(start=places[buffer.block].start + buffer.start)
 
         self.kinds = kinds
-        self.saved: list[_Place] = [place_of(buffer) for buffer in outputs[first_saved:]]
+        self.left: list[_Buffer] = outputs[first_saved:]
+        self.saved: list[_Place] = [place_of(buffer) for buffer in self.left]
         self._handed = [(b.size, b.stride, b.dtype) for b in handed]
         self._reported = [(b.size, (math.prod(b.size), *b.stride), b.dtype) for b in reported]
         self._constants = list(recorder.constants.values())
@@ -254,10 +258,9 @@ class _Saved(NamedTuple):
     """Tensors to which the memory belongs."""
 
 
-def _check(
-    recorder: _Recorder, inputs: int, handed: list[_Buffer], reported: list[_Buffer], carried: list[_Buffer]
-) -> None:
+def _check(recorder: _Recorder, handed: list[_Buffer], reported: list[_Buffer], carried: list[_Buffer]) -> None:
     """Refuse turns whose results cannot be written where the next turn, or the caller, looks for them."""
+    inputs = len(recorder.inputs)
     if any(buffer.block < inputs or buffer.block in recorder.constants for buffer in (*handed, *reported)):
         raise UnsupportedTurnError("it returns what it did not compute.")
     if not all(mine.is_like(theirs) for mine, theirs in zip(handed, carried, strict=False)):

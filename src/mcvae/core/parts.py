@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from mcvae.core.native import Kinds, NativeTurn, Result, UnsupportedTurnError
 
-__all__ = ["Part"]
+__all__ = ["Part", "PythonTurn"]
 
 _Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -42,14 +42,14 @@ class Part:
         self._fixed = [place for place in used if place not in {*carried, *rows}]
         self._arguments = [*carried, *rows, *self._fixed]
         self._kinds = Kinds(0, len(carried), len(rows), handed, len(outputs) - handed)
-        self._forward: Any = None
+        self.forward: Any = None
         self._gradient: _Gradient | None = None
 
     def run(
         self, number: int, carried: Sequence[Tensor], rows: Sequence[Tensor], by_place: dict[int, Tensor]
     ) -> Result:
         """Take turns."""
-        result: Result = self._forward(number, None, carried, rows, [by_place[place] for place in self._fixed])
+        result: Result = self.forward(number, None, carried, rows, [by_place[place] for place in self._fixed])
         return result
 
     @property
@@ -83,7 +83,7 @@ class Part:
             known = [i for i, value in enumerate(outputs) if value.requires_grad]
         if not known:
             traced, mode = _traced(turn, plain)
-            self._forward = _turns([(traced, kinds)], mode)[0]
+            self.forward = _turns([(traced, kinds)], mode)[0]
             return
         chained = [i for i in known if i < kinds.carried]
         ends = [i for i in known if kinds.carried <= i < kinds.handed]
@@ -115,7 +115,7 @@ class Part:
         saved = len(backward.graph.find_nodes(op="placeholder")) - len(known) - len(fixed)
         size = len(chained) + len(fixed)
         back = Kinds(saved, size, len(reports) + len(ends), len(carry) + len(fixed), len(rows), backwards=True)
-        self._forward, run = _turns([(forward, kinds), (backward, back)], mode)
+        self.forward, run = _turns([(forward, kinds), (backward, back)], mode)
         self._gradient = _Gradient(
             run,
             [zeros[i] for i in known],
@@ -169,7 +169,7 @@ def _used(module: GraphModule, outputs: list[int]) -> list[int]:
     return [place for place, node in enumerate(module.graph.find_nodes(op="placeholder")) if node in found]
 
 
-class _PythonTurn:
+class PythonTurn:
     """Repeats a compiled turn by calling it: on any device, and for all that `NativeTurn` cannot do."""
 
     def __init__(self, run: _Compiled, kinds: Kinds):
@@ -201,7 +201,7 @@ def _turns(graphs: Sequence[tuple[GraphModule, Kinds]], mode: Any) -> list[Any]:
             turns.append(NativeTurn(run, _fakes(graph), kinds, turns[0] if turns else None))
         return turns
     except UnsupportedTurnError:
-        return [_PythonTurn(run, kinds) for run, _, kinds in compiled]
+        return [PythonTurn(run, kinds) for run, _, kinds in compiled]
 
 
 def _fakes(graph: GraphModule) -> list[Tensor]:
@@ -244,11 +244,13 @@ def _partitioned(joint: GraphModule, num_inputs: int, num_outputs: int, mode: An
 def _compiled(traced: GraphModule, mode: Any) -> _Compiled:
     """Let inductor compile a graph: a call costs what its kernels cost."""
     from torch._guards import TracingContext, tracing
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.virtualized import V
 
-    with V.set_fake_mode(mode), tracing(TracingContext(mode)), config.patch(size_asserts=False):
+    # Other turns, and gradients, are compiled for results laid out as in the graph.
+    results = traced.graph.output_node()
+    results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))  # type: ignore[arg-type]
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)):
         compiled: Any = compile_fx_inner(traced, _fakes(traced))
     # Its own call opens contexts for profiling and tuning, which costs as much as a small move.
     run: _Compiled = getattr(compiled, "current_callable", None) or compiled
