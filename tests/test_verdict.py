@@ -10,7 +10,7 @@ import torch
 from torch.distributions import Beta, Dirichlet, Gamma, Independent, MultivariateNormal, Normal, StudentT, constraints
 
 import mcvae
-from densities import Density, corpus, correlated, gaussian
+from densities import Density, at, corpus, correlated, gaussian, mixture
 from mcvae.core.starts import Widened, find_modes
 from support import generator, standard_errors_off
 
@@ -94,6 +94,21 @@ def test_a_narrow_mode_far_away_is_noticed(monkeypatch, casts_a_net):
         wrong = evidence.log_evidence.abs() > 5 * evidence.standard_error
         converged += int((evidence.converged & wrong).any())
     assert (converged == 0) == casts_a_net
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_other_data_of_a_batch_do_not_hide_a_mode(monkeypatch, looks):
+    """Half of the mass is in a narrow mode. Alone each datum is doubted; of 150 the wrong version believed most."""
+    from mcvae.core import checks
+
+    if not looks:  # too many data, and nobody climbed
+        monkeypatch.setattr(checks, "_MOST_DERIVATIVES", 0)
+    near, far = (at(2, place, width).expand((150,)) for place, width in ((0.0, 1.0), (3.0, 0.1)))
+    evidence = mcvae.estimate_log_evidence(
+        mixture((0.5, near), (0.5, far)), gaussian(2, 0.0, 1.5).expand((150,)), max_steps=16, seed=0
+    )
+    wrong = evidence.log_evidence.abs() > 5 * evidence.standard_error
+    assert bool((evidence.converged & wrong).any()) != looks
 
 
 def test_few_evaluations_are_enough_for_a_regression():

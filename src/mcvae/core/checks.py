@@ -69,7 +69,7 @@ def check(
     highest = _Highest(bridge.log_joint)
     watched = replace(bridge, log_joint=highest)
     wide = replace(watched, initial=Widened(bridge.initial, WIDENING))
-    chains = min(256, max(16, 1024 // latents.shape[1]))  # many data share the cost
+    chains = min(256, max(32, 1024 // latents.shape[1]))  # many data share the cost
     walk = explore(wide, kernel, num_chains=chains, generator=generator)
     alive = walk.point.log_p > -torch.inf
     local, found, ended, steps = watched, walk.point.z, latents, walk.last_step(kernel, wide)
@@ -95,7 +95,7 @@ def check(
     if kernel.uses_score:
         farthest = farthest if frame is None else frame.to_latents(farthest)
         pulled = _pulled_away(wide, latents, log_weights, generator)
-        modes = find_modes(bridge, torch.cat([_heaviest(latents, log_weights), farthest, highest.latents, pulled]))
+        modes = _search(bridge, torch.cat([_heaviest(latents, log_weights), farthest, highest.latents, pulled]))
         second = _second(bridge, second, modes, kernel, (log_evidence, error), generator)
     return Checks(
         *second,
@@ -108,6 +108,17 @@ def check(
 _MOST_ROUNDS = 6
 
 
+def _search(bridge: Bridge, starts: Tensor) -> Modes | None:
+    """Modes by climbs from `starts [P, B, D]`, in portions: other data of the batch are no reason not to look."""
+    number, _, dim = starts.shape
+    small = number * (dim + 1) <= _ROWS and starts.numel() * dim <= _MOST_DERIVATIVES
+    return find_modes(bridge, starts, max_rows=_ROWS if small else None)
+
+
+_ROWS = 4096  # latents that one evaluation of a search may hold
+_MOST_DERIVATIVES = 10**7  # second ones, that it may hold over all data
+
+
 def _pulled_away(wide: Bridge, latents: Tensor, log_weights: Tensor, generator: Generator | None) -> Tensor:
     """Of many samples of the wider start, the four highest outside the chains' bulk whose score leads away from it.
 
@@ -116,27 +127,28 @@ def _pulled_away(wide: Bridge, latents: Tensor, log_weights: Tensor, generator: 
     if generator is not None:  # a stream of its own, whatever the other witnesses draw
         generator = Generator(generator.device).manual_seed(generator.initial_seed() + 1)
     batch, dim = latents.shape[1:]
-    z, log_p, score = list[Tensor](), list[Tensor](), list[Tensor]()
-    for _ in range(8):
-        point = wide.evaluate(draw(wide.initial, (max(8, _NET // (8 * batch)),), generator), with_score=True)
-        assert point.score_p is not None
-        z, log_p, score = [*z, point.z], [*log_p, point.log_p], [*score, point.score_p]
-    samples, height, slope = torch.cat(z), torch.cat(log_p), torch.cat(score)
     share = log_weights.softmax(0).unsqueeze(-1).to(latents)
     mean = (share * latents).sum(0)
     scale = (share * (latents - mean).square()).sum(0).sqrt().clamp(min=1e-30)
-    outwards = (samples - mean) / scale
-    away = ((slope * scale * outwards).sum(-1) > 0) & (outwards.norm(dim=-1) > dim**0.5 + 2)
-    rank = torch.where(away, height, -torch.inf).nan_to_num(nan=-torch.inf)
-    best = rank.topk(4, 0)
-    found = samples.gather(0, best.indices.unsqueeze(-1).expand(-1, -1, dim))
-    if not bool((best.values > -torch.inf).any()):
+    size = max(1, _NET // (8 * batch))
+    found, highest = latents[:0], log_weights[:0]
+    for _ in range(max(_NET // batch, _OWN_NET) // size):
+        point = wide.evaluate(draw(wide.initial, (size,), generator), with_score=True)
+        assert point.score_p is not None
+        outwards = (point.z - mean) / scale
+        away = ((point.score_p * scale * outwards).sum(-1) > 0) & (outwards.norm(dim=-1) > dim**0.5 + 2)
+        rank = torch.where(away, point.log_p, -torch.inf).nan_to_num(nan=-torch.inf)
+        found, rank = torch.cat([found, point.z]), torch.cat([highest, rank.to(highest)])
+        highest, best = rank.topk(min(4, len(rank)), 0)
+        found = found.gather(0, best.unsqueeze(-1).expand(-1, -1, dim))
+    known = highest > -torch.inf
+    if not bool(known.any()):
         return found[:0]
     # where nothing leads away, climbs from far out would only get lost
-    return torch.where((best.values > -torch.inf).unsqueeze(-1), found, _heaviest(latents, log_weights)[:1].to(found))
+    return torch.where(known.unsqueeze(-1), found, _heaviest(latents, log_weights)[:1].to(found))
 
 
-_NET = 32768  # samples, shared by all data and evaluated in eight portions
+_OWN_NET = 8192  # samples that a datum has for itself, however many share
 
 
 def _climbing(change: Tensor, far: Tensor) -> bool:
@@ -239,11 +251,11 @@ def _around(ended: Tensor, log_weights: Tensor, generator: Generator | None) -> 
     share = log_weights.softmax(0).unsqueeze(-1).to(ended)
     mean = (share * ended).sum(0)
     scale = (share * (ended - mean).square()).sum(0).sqrt()
-    number = max(64, _NET // ended.shape[1])
+    number = max(512, _NET // ended.shape[1])
     return mean + 1.2 * scale * standard_normal(ended.new_empty(number, *ended.shape[1:]), generator)
 
 
-_NET = 32768  # points over all data, without scores: as many as 64 chains see at 40 temperatures
+_NET = 32768  # points over all data: as many as 64 chains see at 40 temperatures
 
 
 def _strays(found: Tensor, alive: Tensor, ended: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
