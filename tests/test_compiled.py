@@ -2,8 +2,11 @@
 
 import copy
 import gc
+import sys
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -242,3 +245,56 @@ def test_turns_are_repeated_in_cpp_where_that_is_possible_and_in_python_elsewher
         sums = dict[int, Tensor]()
         (of_start,), (of_rows,) = part.differentiate(5, result.saved, gradients, {2: weight}, sums)
     torch.testing.assert_close((of_start, of_rows, sums[2]), expected)
+
+
+def weighed(weight, carry, inputs):
+    new = (carry[0] @ weight + inputs[0]).tanh()
+    return (new,), (new.square().sum(-1),)
+
+
+def of_weight(loop, weight: Tensor, rows: Tensor) -> Tensor:
+    """The gradient with respect to the weight of what a loop, or Python if there is none, makes of some rows."""
+    total = torch.zeros(2, D)
+    if loop is not None:
+        total = loop(weight, (total,), (rows,)).carry[0]
+    else:
+        for x in rows:
+            ((total,), _) = weighed(weight, (total,), (x,))
+    return torch.autograd.grad(total.sum(), weight)[0]
+
+
+def test_memory_of_a_parameter_is_kept_until_the_gradient_is_taken():
+    """Averages of parameters are often written back by `parameter.data = ...`, which frees what it held."""
+    loop, rows = CompiledLoop(weighed), torch.randn(5, 2, D)
+    weight = nn.Parameter(torch.eye(D))
+    expected = of_weight(None, weight, rows)
+    of_weight(loop, weight, rows)
+    total = loop(weight, (torch.zeros(2, D),), (rows,)).carry[0]
+    weight.data = torch.full_like(weight, torch.nan)
+    others = [torch.full_like(weight, torch.nan) for _ in range(100)]  # written where the weight was, if it is gone
+    torch.testing.assert_close(torch.autograd.grad(total.sum(), weight)[0], expected)
+    assert len(others) == 100
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_threads_may_share_a_loop(waits):
+    """Without a lock, the wrong version, one takes the noise of another, or finds none."""
+    loop, rows = CompiledLoop(weighed), torch.randn(5, 2, D)
+    of_weight(loop, torch.eye(D, requires_grad=True), rows)
+    if not waits:
+        loop._lock = nullcontext()
+
+    def right(seed: int) -> bool:
+        weight = torch.randn(D, D, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        try:
+            return torch.allclose(of_weight(loop, weight, seed * rows), of_weight(None, weight, seed * rows), atol=1e-4)
+        except (AssertionError, RuntimeError):
+            return False
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            assert all(threads.map(right, range(1, 500))) == waits
+    finally:
+        sys.setswitchinterval(interval)

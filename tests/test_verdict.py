@@ -10,7 +10,7 @@ import torch
 from torch.distributions import Beta, Dirichlet, Gamma, Independent, MultivariateNormal, Normal, StudentT, constraints
 
 import mcvae
-from densities import Density, corpus, correlated, gaussian
+from densities import Density, at, corpus, correlated, gaussian, mixture
 from mcvae.core.modes import find_modes
 from mcvae.core.starts import Widened
 from support import generator, standard_errors_off
@@ -97,6 +97,21 @@ def test_a_narrow_mode_far_away_is_noticed(monkeypatch, casts_a_net):
     assert (converged == 0) == casts_a_net
 
 
+@pytest.mark.parametrize("looks", [True, False])
+def test_other_data_of_a_batch_do_not_hide_a_mode(monkeypatch, looks):
+    """Half of the mass is in a narrow mode. Alone each datum is doubted; of 150 the wrong version believed most."""
+    from mcvae.core import checks
+
+    if not looks:  # too many data, and nobody climbed
+        monkeypatch.setattr(checks, "_MOST_DERIVATIVES", 0)
+    near, far = (at(2, place, width).expand((150,)) for place, width in ((0.0, 1.0), (3.0, 0.1)))
+    evidence = mcvae.estimate_log_evidence(
+        mixture((0.5, near), (0.5, far)), gaussian(2, 0.0, 1.5).expand((150,)), max_steps=16, seed=0
+    )
+    wrong = evidence.log_evidence.abs() > 5 * evidence.standard_error
+    assert bool((evidence.converged & wrong).any()) != looks
+
+
 def test_few_evaluations_are_enough_for_a_regression():
     """A tenth of the 9,800 evaluations that it took from the prior without a fit."""
     density = CORPUS["linear regression"]
@@ -165,6 +180,31 @@ def test_a_widened_start_is_normalised(initial):
     z = wide.sample((50_000,))
     other = gaussian(2, 1.0, 1.0)
     assert standard_errors_off((other.log_prob(z) - wide.log_prob(z)).exp(), 1.0) < 5
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_an_almost_flat_top_is_no_gaussian(monkeypatch, looks):
+    """Newton's method stops near it, where curvature promises a Gaussian of e³⁰ times the mass. The evidence is 1."""
+    from mcvae.core import modes
+
+    if not looks:  # the wrong version
+        monkeypatch.setattr(modes, "_STEEPEST", math.inf)
+    standard = Normal(*torch.tensor([0.0, 1.0], dtype=torch.float64))
+    bridge = mcvae.Bridge(gaussian(10), lambda z: (standard.log_prob(z.sinh()) + z.cosh().log()).sum(-1))
+    modes = find_modes(bridge, torch.randn(4, 1, 10, dtype=torch.float64, generator=generator()))
+    assert (modes.log_mass.max() < 1) == looks
+
+
+def test_a_start_around_a_mode_may_reach_where_the_density_cannot_be_evaluated():
+    """NaN for |z| > 1, where q never samples. The Gaussian around the mode does, and witnesses from there, too."""
+    evidence = mcvae.estimate_log_evidence(
+        lambda z: 3 * torch.log1p(-z.square()).sum(-1), gaussian(2, 0.0, 0.2), tolerance=0.2, seed=0
+    )
+    assert evidence.frame is None
+    assert evidence.checks is not None
+    assert abs(evidence.log_evidence.item() - 2 * math.log(32 / 35)) < 5 * evidence.standard_error.item()
+    with pytest.raises(mcvae.NonFiniteDensityError):
+        mcvae.estimate_log_evidence(lambda z: z.log().sum(-1), gaussian(2), seed=0)
 
 
 def test_rounding_is_doubted():

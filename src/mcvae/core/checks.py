@@ -19,7 +19,7 @@ from mcvae.core.diagnostics import standard_error
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.frames import Frame
 from mcvae.core.kernels import Kernel, hmc
-from mcvae.core.modes import Modes, find_modes
+from mcvae.core.modes import MOST_ROWS, Modes, find_modes
 from mcvae.core.schedules import FixedSchedule
 from mcvae.core.starts import Widened
 from mcvae.core.tuning import Tuning
@@ -82,7 +82,7 @@ def check(
     highest = Highest(bridge.log_joint)
     watched = replace(bridge, log_joint=highest)
     wide = replace(watched, initial=Widened(bridge.initial, WIDENING))
-    number = min(256, max(16, 1024 // chains.latents.shape[1]))  # many data share the cost
+    number = min(256, max(32, 1024 // chains.latents.shape[1]))  # many data share the cost
     walk = explore(wide, kernel, num_chains=number, generator=generator)
     alive = walk.point.log_p > -torch.inf
     local, found, steps = watched, walk.point.z, walk.last_step(kernel, wide)
@@ -110,7 +110,7 @@ def check(
     if kernel.uses_score:
         farthest = farthest if frame is None else frame.to_latents(farthest)
         pulled = pulled_away(wide, chains, generator)
-        modes = find_modes(bridge, torch.cat([chains.heaviest(), farthest, highest.latents, pulled]))
+        modes = _search(bridge, torch.cat([chains.heaviest(), farthest, highest.latents, pulled]))
         second = _second(bridge, second, modes, kernel, (log_evidence, error), generator)
     return Checks(
         *second,
@@ -122,6 +122,17 @@ def check(
 
 _MOST_ROUNDS = 6
 """Of ten moves each, for chains from the wider start."""
+
+
+def _search(bridge: Bridge, starts: Tensor) -> Modes | None:
+    """Modes by climbs from `starts [P, B, D]`, in portions: other data of the batch are no reason not to look."""
+    number, _, dim = starts.shape
+    small = number * (dim + 1) <= MOST_ROWS and starts.numel() * dim <= _MOST_DERIVATIVES
+    return find_modes(bridge, starts, max_rows=MOST_ROWS if small else None)
+
+
+_MOST_DERIVATIVES = 10**7
+"""Second derivatives that a search may hold, of all data."""
 
 
 def _second(
@@ -143,7 +154,11 @@ def _second(
     if modes is None or not bool(unsure.any()) or not modes.everywhere():
         return wide
     nearby = modes.heaviest().bridge(bridge, 1.5)
-    near, near_error = _estimate(nearby, tune(nearby, kernel, generator=generator), kernel, generator)
+    try:
+        tuning = tune(nearby, kernel, generator=generator)
+    except NonFiniteDensityError:
+        return wide
+    near, near_error = _estimate(nearby, tuning, kernel, generator)
     better = unsure & (near_error < error.clamp(min=0.1))
     return torch.where(better, near, value), torch.where(better, near_error, error)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.distributions import Distribution
 
-from mcvae.core.bridge import Bridge
+from mcvae.core.bridge import Bridge, NonFiniteDensityError
 from mcvae.core.diagnosis import Evidence, Sandwich
 from mcvae.core.initials import standard_deviation
 from mcvae.core.kernels import Kernel
@@ -93,7 +93,8 @@ def estimate_log_evidence(
     """
     bridge = Bridge(initial, log_joint, GeometricPath() if path is None else path, context)
     generator = _source(generator, seed, initial)
-    with torch.no_grad():
+
+    def run(fit: bool) -> Evidence:
         found = pilot(
             bridge,
             kernel=kernel,
@@ -104,12 +105,20 @@ def estimate_log_evidence(
             tuning=tuning,
             tolerance=tolerance,
             max_steps=max_steps,
-            fit=num_steps == "auto",
+            fit=fit,
             resample=resample,
             compile=compile,
             generator=generator,
         )
-        evidence = diagnose(bridge, found, tolerance=tolerance, generator=generator)
+        return diagnose(bridge, found, tolerance=tolerance, generator=generator)
+
+    with torch.no_grad():
+        try:
+            evidence = run(num_steps == "auto")
+        except NonFiniteDensityError:  # a start of our own may reach where the density cannot be evaluated
+            if num_steps != "auto":
+                raise
+            evidence = run(False)
         return with_checks(evidence, generator=generator) if check else evidence
 
 

@@ -7,6 +7,7 @@ with nothing in between.
 """
 
 import re
+import threading
 import time
 import types
 import warnings
@@ -62,6 +63,7 @@ class CompiledLoop:
         self.seconds = 0.0
         """Time that compiling has taken so far."""
         self._call: _Call | None = None
+        self._lock = threading.Lock()
         self._examples = dict[Any, Values]()
         # The code is copied because torch counts recompilations per code object, and gives up after a few.
         own = types.FunctionType(_both.__code__.replace(), _both.__globals__, _both.__name__)
@@ -73,7 +75,11 @@ class CompiledLoop:
         return CompiledLoop, (self.turn, self.begin)  # a copy compiles for itself
 
     def __call__(self, fixed: Any, start: Values, inputs: Values) -> Repeated:
-        """Take as many turns as `inputs`, `[K, ...]` each, have rows."""
+        """Take as many turns as `inputs`, `[K, ...]` each, have rows. Threads wait for each other."""
+        with self._lock:
+            return self._called(fixed, start, inputs)
+
+    def _called(self, fixed: Any, start: Values, inputs: Values) -> Repeated:
         # Views of their own tell apart what is passed from the same tensor in `fixed`.
         start = tuple(None if value is None else value.contiguous().view_as(value) for value in start)
         call = self._call = _Call(start, self._example(fixed, start), inputs)

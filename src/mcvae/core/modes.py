@@ -79,7 +79,7 @@ def find_modes(bridge: Bridge, starts: Tensor, *, num_steps: int = 15, max_rows:
         log_p, score, precision = quadratic(bridge, z, scale, max_rows)
         if not bool((log_p - before > 1e-3).any()):
             break
-    return _gaussians(z, log_p, score, precision, scale)
+    return _gaussians(bridge, z, log_p, score, precision, scale, max_rows)
 
 
 def evaluate_in_portions(bridge: Bridge, z: Tensor, max_rows: int, *, with_score: bool) -> tuple[Tensor, Tensor | None]:
@@ -105,7 +105,13 @@ def quadratic(bridge: Bridge, z: Tensor, scale: Tensor, max_rows: int) -> tuple[
     return log_p, scores[0], -(second + second.mT).nan_to_num() / 2
 
 
-def _gaussians(z: Tensor, log_p: Tensor, score: Tensor, precision: Tensor, scale: Tensor) -> Modes:
+_STEEPEST = 100.0
+"""Nats that a density may fall in one deviation from its mode. It falls further from a top that is almost flat."""
+
+
+def _gaussians(
+    bridge: Bridge, z: Tensor, log_p: Tensor, score: Tensor, precision: Tensor, scale: Tensor, max_rows: int
+) -> Modes:
     values, vectors = torch.linalg.eigh(precision)
     along = torch.einsum("pbji,pbj->pbi", vectors, score)
     # A condition of 10⁶ is still a mode, also where single precision rounds it; the top of a quartic is none.
@@ -113,7 +119,11 @@ def _gaussians(z: Tensor, log_p: Tensor, score: Tensor, precision: Tensor, scale
     values = torch.where(curved.unsqueeze(-1), values, 1.0)
     at_rest = (along.square() / values).sum(-1) < 0.1  # twice what a Newton step would still gain, in nats
     log_mass = log_p + 0.5 * z.shape[-1] * math.log(2 * math.pi) - 0.5 * values.log().sum(-1)
-    proper = curved & at_rest & log_p.isfinite()
+    axes = (vectors * values.rsqrt().unsqueeze(-2)).movedim(-1, 0)  # [D, P, B, D]
+    away = torch.stack([z + axes, z - axes])
+    height = evaluate_in_portions(bridge, away.flatten(0, 2), max_rows, with_score=False)[0].nan_to_num(nan=-torch.inf)
+    fallen = log_p - height.reshape(away.shape[:-1]).amax(0).amin(0)  # 1/2 where a Gaussian describes the density
+    proper = curved & at_rest & log_p.isfinite() & (fallen < _STEEPEST)
     factor = torch.where(
         proper.reshape(*proper.shape, 1, 1), vectors * values.rsqrt().unsqueeze(-2), torch.diag_embed(scale)
     )

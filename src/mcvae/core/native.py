@@ -242,7 +242,8 @@ class NativeTurn:
             raise RuntimeError("a product of matrices failed in a compiled chain.")
         if not self.saved:
             return Result(handed, reported, None)
-        owners = (memory, *(value.detach() for value in reported), *rows, *fixed)
+        # Others may be given other memory, as by `parameter.data = ...`, before the gradient is taken.
+        owners = (memory, *(value.detach() for value in (*reported, *rows, *fixed)))
         return Result(handed, reported, _Saved([(0, 0), (kept, slot), (kept + slot, slot), *at], owners))
 
 

@@ -94,7 +94,7 @@ def pilot(
         generator=generator,
     )
     if tuning is not None and tuning.fitted and tuning.frame is None:
-        tuning = tuning._replace(frame=fit_to(bridge).frame)
+        tuning = tuning._replace(frame=fit_to(bridge, generator=generator).frame)
     by_rule = isinstance(schedule, Schedule) or schedule in (None, "sigmoid")
     if tuning is not None or search.number == 0 or (by_rule and search.given_steps is not None):
         return search.tried(tuning, max_steps)

@@ -16,6 +16,8 @@ __all__ = ["Highest", "WeightedStates", "around", "climbing", "drift", "hidden",
 
 _NET = 32768
 """Points of a net, shared by all data: as many as 64 chains see at 40 temperatures with eight moves each."""
+_OWN_NET = 8192
+"""Points of the net for narrow modes that a datum has for itself, however many share."""
 
 
 class WeightedStates(NamedTuple):
@@ -71,19 +73,19 @@ def pulled_away(wide: Bridge, chains: WeightedStates, generator: Generator | Non
     if generator is not None:  # a stream of its own, whatever the other witnesses draw
         generator = Generator(generator.device).manual_seed(generator.initial_seed() + 1)
     batch, dim = chains.latents.shape[1:]
-    z, log_p, score = list[Tensor](), list[Tensor](), list[Tensor]()
-    for _ in range(8):
-        point = wide.evaluate(draw(wide.initial, (max(8, _NET // (8 * batch)),), generator), with_score=True)
-        assert point.score_p is not None
-        z, log_p, score = [*z, point.z], [*log_p, point.log_p], [*score, point.score_p]
-    samples, height, slope = torch.cat(z), torch.cat(log_p), torch.cat(score)
     mean, scale = chains.mean_and_scale()
-    outwards = (samples - mean) / scale
-    away = ((slope * scale * outwards).sum(-1) > 0) & (outwards.norm(dim=-1) > dim**0.5 + 2)
-    rank = torch.where(away, height, -torch.inf).nan_to_num(nan=-torch.inf)
-    best = rank.topk(4, 0)
-    found = samples.gather(0, best.indices.unsqueeze(-1).expand(-1, -1, dim))
-    leads = best.values > -torch.inf
+    size = max(1, _NET // (8 * batch))
+    found, highest = chains.latents[:0], chains.log_weights[:0]
+    for _ in range(max(_NET // batch, _OWN_NET) // size):
+        point = wide.evaluate(draw(wide.initial, (size,), generator), with_score=True)
+        assert point.score_p is not None
+        outwards = (point.z - mean) / scale
+        away = ((point.score_p * scale * outwards).sum(-1) > 0) & (outwards.norm(dim=-1) > dim**0.5 + 2)
+        rank = torch.where(away, point.log_p, -torch.inf).nan_to_num(nan=-torch.inf)
+        found, rank = torch.cat([found, point.z]), torch.cat([highest, rank.to(highest)])
+        highest, best = rank.topk(min(4, len(rank)), 0)
+        found = found.gather(0, best.unsqueeze(-1).expand(-1, -1, dim))
+    leads = highest > -torch.inf
     if not bool(leads.any()):
         return found[:0]
     # where nothing leads away, climbs from far out would only get lost
@@ -93,7 +95,7 @@ def pulled_away(wide: Bridge, chains: WeightedStates, generator: Generator | Non
 def around(chains: WeightedStates, generator: Generator | None) -> Tensor:
     """Points of a Gaussian a little wider than the weighted states, `[N, B, D]`: a net for spikes between chains."""
     mean, scale = chains.mean_and_scale()
-    number = max(64, _NET // mean.shape[0])
+    number = max(512, _NET // mean.shape[0])
     return mean + 1.2 * scale * standard_normal(mean.new_empty(number, *mean.shape), generator)
 
 
