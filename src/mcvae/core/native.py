@@ -7,14 +7,15 @@ buffer. From the list a loop in C++ is made that does the same for all turns, in
 
 import ctypes
 import math
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Kinds", "NativeTurn", "Result", "UnsupportedTurnError"]
+from mcvae.core.recording import PRODUCTS, Buffer, Call, Recorder, UnsupportedTurnError
+
+__all__ = ["Kinds", "NativeTurn", "Result"]
 
 
 class Kinds(NamedTuple):
@@ -42,111 +43,11 @@ class Result(NamedTuple):
     saved: Any
 
 
-class UnsupportedTurnError(Exception):
-    """The turn does something that the loop in C++ cannot do."""
-
-
-class _Buffer(NamedTuple):
-    """Stands in for a tensor: a view of a block of memory."""
-
-    block: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    """In elements."""
-    dtype: torch.dtype
-
-    @property
-    def start(self) -> int:
-        """Bytes from the beginning of the block."""
-        return self.offset * self.dtype.itemsize
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes from its first element to its last."""
-        if 0 in self.size:
-            return self.dtype.itemsize
-        last = sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
-        return (last + 1) * self.dtype.itemsize
-
-    def is_like(self, other: "_Buffer") -> bool:
-        """Whether both lay their elements out in the same way."""
-        mine, theirs = ([(n, s) for n, s in zip(b.size, b.stride, strict=True) if n != 1] for b in (self, other))
-        return mine == theirs and self.dtype == other.dtype
-
-
 class _Place(NamedTuple):
     """Where a block is: in which piece of memory, and how many bytes from the beginning of a turn's slot."""
 
     memory: int
     start: int = 0
-
-
-_Call = tuple[str, list[_Buffer], tuple[float, ...]]
-"""A kernel by its number, or a product of matrices by its name; its buffers; and factors."""
-
-_PRODUCTS = {"mm": 3, "bmm": 3, "addmm": 4, "baddbmm": 4}
-"""Operators that inductor leaves to torch, with the number of tensors that they take, the result included."""
-
-
-class _Recorder:
-    """Calls a function made by inductor with stand-ins, and writes down what it does."""
-
-    def __init__(self, run: Any, example: Sequence[Tensor]):
-        if not isinstance(run, types.MethodType):
-            raise UnsupportedTurnError("inductor made no plain function.")
-        self.blocks, self.calls = list[int](), list[_Call]()
-        """Bytes of every block of memory, those of the arguments first; and what is done with them."""
-        self.kernels, self.constants = list[Any](), dict[int, Tensor]()
-        self.inputs = [self._new(tuple(value.shape), value.stride(), value.dtype) for value in example]
-        code, names = run.__func__.__code__, run.__func__.__globals__
-        known: dict[str, Any] = {
-            **names,
-            "empty_strided_cpu": self._new,
-            "reinterpret_tensor": self._reinterpret,
-            "assert_size_stride": lambda *values: None,  # `_check` compares all layouts
-            "extern_kernels": types.SimpleNamespace(**{name: self._product(name) for name in _PRODUCTS}),
-        }
-        for name in code.co_names:
-            if isinstance(kernel := names.get(name), types.BuiltinFunctionType) and kernel.__name__ == "kernel":
-                known[name] = self._kernel(kernel)
-        try:
-            outputs = types.FunctionType(code, known)(run.__self__, list(self.inputs))
-        except Exception as error:  # whatever refuses a stand-in cannot be written down
-            raise UnsupportedTurnError(str(error)) from error
-        self.outputs = [self._buffer(value) for value in outputs]
-
-    def _new(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> _Buffer:
-        buffer = _Buffer(len(self.blocks), size, stride, 0, dtype)
-        self.blocks.append(buffer.num_bytes)
-        return buffer
-
-    def _reinterpret(self, value: Any, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> _Buffer:
-        buffer = self._buffer(value)
-        return buffer._replace(size=size, stride=stride, offset=buffer.offset + offset)
-
-    def _buffer(self, value: Any) -> _Buffer:
-        if isinstance(value, Tensor):  # a constant of the graph
-            buffer = self._new(tuple(value.shape), value.stride(), value.dtype)
-            self.constants[buffer.block] = value
-            return buffer
-        if not isinstance(value, _Buffer):
-            raise UnsupportedTurnError(f"a kernel takes {type(value).__name__}.")
-        return value
-
-    def _kernel(self, kernel: Any) -> Callable[..., None]:
-        number = str(len(self.kernels))
-        self.kernels.append(kernel)
-        return lambda *buffers: self.calls.append((number, [self._buffer(value) for value in buffers], ()))
-
-    def _product(self, name: str) -> Callable[..., None]:
-        def product(*values: Any, out: Any, alpha: float = 1, beta: float = 1) -> None:
-            buffers = [self._buffer(value) for value in (out, *values)]
-            if len(buffers) != _PRODUCTS[name]:
-                raise UnsupportedTurnError(f"{name} with {len(values)} tensors.")
-            self.calls.append((name, buffers, (beta, alpha) if len(buffers) == 4 else ()))
-
-        return product
 
 
 class NativeTurn:
@@ -165,13 +66,13 @@ class NativeTurn:
     def __init__(self, run: Any, example: Sequence[Tensor], kinds: Kinds, other: "NativeTurn | None" = None):
         if any(value.device.type != "cpu" for value in example):
             raise UnsupportedTurnError("it does not run on the CPU.")
-        recorder = _Recorder(run, example)
+        recorder = Recorder(run, example)
         inputs, outputs = len(example), recorder.outputs
         first_saved = kinds.handed + kinds.reported
         handed, reported = outputs[: kinds.handed], outputs[kinds.handed : first_saved]
         before = range(kinds.saved, kinds.saved + kinds.carried)
         _check(recorder, handed, reported, recorder.inputs[before.start : before.stop])
-        if other is not None and not all(map(_Buffer.is_like, recorder.inputs, other.left)):
+        if other is not None and not all(map(Buffer.is_like, recorder.inputs, other.left)):
             raise UnsupportedTurnError("it takes what was saved in another layout.")
 
         # Pieces of memory: 0 is scratch, 1 what turns take of each other, 2 what they leave; then reports, arguments.
@@ -193,11 +94,11 @@ class NativeTurn:
         for block, buffer in zip(before, handed, strict=False):
             places[block] = _Place(1, places[buffer.block].start + buffer.start)
 
-        def place_of(buffer: _Buffer) -> _Place:
+        def place_of(buffer: Buffer) -> _Place:
             return places[buffer.block]._replace(start=places[buffer.block].start + buffer.start)
 
         self.kinds = kinds
-        self.left: list[_Buffer] = outputs[first_saved:]
+        self.left: list[Buffer] = outputs[first_saved:]
         self.saved: list[_Place] = [place_of(buffer) for buffer in self.left]
         self._handed = [(b.size, b.stride, b.dtype) for b in handed]
         self._reported = [(b.size, (math.prod(b.size), *b.stride), b.dtype) for b in reported]
@@ -259,7 +160,7 @@ class _Saved(NamedTuple):
     """Tensors to which the memory belongs."""
 
 
-def _check(recorder: _Recorder, handed: list[_Buffer], reported: list[_Buffer], carried: list[_Buffer]) -> None:
+def _check(recorder: Recorder, handed: list[Buffer], reported: list[Buffer], carried: list[Buffer]) -> None:
     """Refuse turns whose results cannot be written where the next turn, or the caller, looks for them."""
     inputs = len(recorder.inputs)
     if any(buffer.block < inputs or buffer.block in recorder.constants for buffer in (*handed, *reported)):
@@ -274,7 +175,7 @@ def _check(recorder: _Recorder, handed: list[_Buffer], reported: list[_Buffer], 
 
 
 def _source(
-    calls: Sequence[_Call],
+    calls: Sequence[Call],
     places: dict[int, _Place],
     still: set[int],
     copies: list[tuple[int, int]],
@@ -285,11 +186,11 @@ def _source(
     once, every, clean, after = list[str](), list[str](), list[str](), list[str]()
     made = dict[Any, str]()
 
-    def address(buffer: _Buffer) -> str:
+    def address(buffer: Buffer) -> str:
         place = places[buffer.block]
         return f"at[{place.memory}] + {place.start + buffer.start}"
 
-    def tensor(buffer: _Buffer) -> str:
+    def tensor(buffer: Buffer) -> str:
         stays = places[buffer.block].memory in still
         key = (address(buffer), buffer.size, buffer.stride, buffer.dtype)
         if stays and key in made:
@@ -306,7 +207,7 @@ def _source(
         return name
 
     for name, buffers, factors in calls:
-        if name in _PRODUCTS:
+        if name in PRODUCTS:
             arguments = [*map(tensor, buffers), *map(str, map(float, factors))]
             every.append(f"failed |= aoti_torch_cpu_{name}_out({', '.join(arguments)});")
         else:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from mcvae.core.native import Kinds, NativeTurn, Result, UnsupportedTurnError
+from mcvae.core.native import Kinds, NativeTurn, Result
+from mcvae.core.recording import UnsupportedTurnError
 
 __all__ = ["Part", "PythonTurn"]
 
