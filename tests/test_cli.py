@@ -99,8 +99,15 @@ def test_a_users_mistake_gets_a_sentence_and_no_traceback(arguments, message, ca
         main([*arguments, "--debug"])
 
 
+def test_without_a_word_it_says_what_it_can_do(capsys):
+    with pytest.raises(SystemExit) as done:
+        main([])
+    assert done.value.code == 0
+    assert "reproduce" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
-    "arguments", [[], ["trian"], ["train", "--optimizer.learning_rate", "fast"], ["train", "--x", "1"]]
+    "arguments", [["trian"], ["train", "--optimizer.learning_rate", "fast"], ["train", "--x", "1"]]
 )
 def test_wrong_words_are_refused_by_the_parser(arguments, capsys):
     with pytest.raises(SystemExit) as done:

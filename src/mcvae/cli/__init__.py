@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         from mcvae.cli.parser import parse
 
-        arguments = _limit_threads(arguments)
+        arguments = _limit_threads(arguments) or ["--help"]
         name, command, options = parse([argument for argument in arguments if argument != "--debug"])
         interruption.check()
         command(options)
