@@ -19,7 +19,10 @@ from mcvae.core.loops import CompiledLoop
 from mcvae.core.native import NativeTurn
 from mcvae.core.parts import Part, PythonTurn
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",  # torch's compiler imports what torch deprecates
+    "ignore:Guards may run slower:RuntimeWarning",  # on Python 3.13.0
+)
 K, S, B, D = 3, 4, 2, 3
 
 

@@ -253,7 +253,6 @@ EXTREME = [
     ["sweep", "--out", "/dev/null/sweep"],
     ["sweep", "--backend", "slurm"],
     ["sweep", "--backend", "ray", "--address", "127.0.0.1:1", "--out", "new"],
-    [],
     ["trian"],
     ["--epochs", "3"],
 ]
