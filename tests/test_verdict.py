@@ -97,6 +97,23 @@ def test_a_narrow_mode_far_away_is_noticed(monkeypatch, casts_a_net):
     assert (converged == 0) == casts_a_net
 
 
+@pytest.mark.parametrize("looks_past", [True, False])
+def test_a_mode_is_noticed_whose_slopes_lead_past_the_first(monkeypatch, looks_past):
+    """Half of the mass is 40 away in 20 dimensions. Its slopes that a net meets lead inwards, and past the first mode.
+
+    The wrong version climbs from points alone whose score leads outwards.
+    """
+    from mcvae.core import checks
+
+    search = checks.pulled_away
+    if not looks_past:
+        monkeypatch.setattr(checks, "pulled_away", lambda *given: search(*given)[:4])
+    far = Independent(Normal(torch.full((1, 20), 40 / 20**0.5), torch.ones(1, 20)), 1)
+    density = mixture((0.5, gaussian(20, 0.0, 1.0)), (0.5, far))
+    converged = [mcvae.estimate_log_evidence(density, gaussian(20, 0.0, 1.0), seed=seed).converged for seed in range(3)]
+    assert bool(torch.stack(converged).any()) != looks_past
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_other_data_of_a_batch_do_not_hide_a_mode(monkeypatch, looks):
     """Half of the mass is in a narrow mode. Alone each datum is doubted; of 150 the wrong version believed most."""

@@ -126,11 +126,13 @@ _MOST_ROUNDS = 6
 
 def _search(bridge: Bridge, starts: Tensor) -> Modes | None:
     """Modes by climbs from `starts [P, B, D]`, in portions: other data of the batch are no reason not to look."""
-    number, _, dim = starts.shape
-    small = number * (dim + 1) <= MOST_ROWS and starts.numel() * dim <= _MOST_DERIVATIVES
+    dim = starts.shape[-1]
+    small = dim <= _MOST_DIMENSIONS and starts.numel() * dim <= _MOST_DERIVATIVES
     return find_modes(bridge, starts, max_rows=MOST_ROWS if small else None)
 
 
+_MOST_DIMENSIONS = 400
+"""Of latents, for a search: D + 1 scores a step cost too much beyond."""
 _MOST_DERIVATIVES = 10**7
 """Second derivatives that a search may hold, of all data."""
 

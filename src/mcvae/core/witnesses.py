@@ -66,30 +66,39 @@ class Highest:
 
 
 def pulled_away(wide: Bridge, chains: WeightedStates, generator: Generator | None) -> Tensor:
-    """Of many samples of the wider start, the four highest outside the chains' bulk whose score leads away from it.
+    """Of many samples of the wider start, those that most betray another mode: `[8, B, D]`, or none if none does.
 
-    A narrow mode is seldom met by a chain, but its slopes reach far: `[4, B, D]`, or none if none leads away.
+    A narrow mode is seldom met by a chain, but its slopes reach far. Outside the chains' bulk, four are the highest
+    whose score leads away from it, four those whose score points past its middle by the widest angle.
     """
     if generator is not None:  # a stream of its own, whatever the other witnesses draw
         generator = Generator(generator.device).manual_seed(generator.initial_seed() + 1)
     batch, dim = chains.latents.shape[1:]
     mean, scale = chains.mean_and_scale()
     size = max(1, _NET // (8 * batch))
-    found, highest = chains.latents[:0], chains.log_weights[:0]
+    none = chains.latents[:0], chains.log_weights[:0]
+    away, past = none, none
     for _ in range(max(_NET // batch, _OWN_NET) // size):
         point = wide.evaluate(draw(wide.initial, (size,), generator), with_score=True)
         assert point.score_p is not None
-        outwards = (point.z - mean) / scale
-        away = ((point.score_p * scale * outwards).sum(-1) > 0) & (outwards.norm(dim=-1) > dim**0.5 + 2)
-        rank = torch.where(away, point.log_p, -torch.inf).nan_to_num(nan=-torch.inf)
-        found, rank = torch.cat([found, point.z]), torch.cat([highest, rank.to(highest)])
-        highest, best = rank.topk(min(4, len(rank)), 0)
-        found = found.gather(0, best.unsqueeze(-1).expand(-1, -1, dim))
-    leads = highest > -torch.inf
+        outwards, score = (point.z - mean) / scale, point.score_p * scale
+        far = outwards.norm(dim=-1) > dim**0.5 + 2
+        cosine = torch.nn.functional.cosine_similarity(score, outwards, -1)  # −1 for the chains' own Gaussian
+        away = _highest(*away, point.z, torch.where(far & (cosine > 0), point.log_p, -torch.inf))
+        past = _highest(*past, point.z, torch.where(far & (cosine > -0.8), cosine, -torch.inf))
+    found, rank = (torch.cat(both) for both in zip(away, past, strict=True))
+    leads = rank > -torch.inf
     if not bool(leads.any()):
         return found[:0]
     # where nothing leads away, climbs from far out would only get lost
     return torch.where(leads.unsqueeze(-1), found, chains.heaviest().to(found))
+
+
+def _highest(found: Tensor, rank: Tensor, z: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
+    """The four of highest rank, of those found before and of `z [S, B, D]`, and their ranks."""
+    rank = torch.cat([rank, more.nan_to_num(nan=-torch.inf).to(rank)])
+    rank, best = rank.topk(min(4, len(rank)), 0)
+    return torch.cat([found, z]).gather(0, best.unsqueeze(-1).expand(-1, -1, z.shape[-1])), rank
 
 
 def around(chains: WeightedStates, generator: Generator | None) -> Tensor:
