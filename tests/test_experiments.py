@@ -153,7 +153,7 @@ def test_every_experiment_leaves_records_table_and_figure(tiny, name, capsys, mo
     few = ["--images", "60", "--methods", "[vae,iwae-6,l-mcvae-k2-n2-iwae]"] if name == "frontier" else []
     arguments = ["reproduce", name, "--out", str(tiny), "--workers", "0", *few]
     assert main(arguments) == 0
-    folder = tiny / "quick-clean" / name
+    folder = tiny / ("quick-clean-60-images" if few else "quick-clean") / name
     records = read_records(folder / "records.csv")
     assert {record.metric for record in records} <= set(EXPERIMENTS[name].metrics)
     assert {record.experiment for record in records} == {name}
@@ -167,6 +167,17 @@ def test_every_experiment_leaves_records_table_and_figure(tiny, name, capsys, mo
     # a second time, nothing is run
     monkeypatch.setattr("mcvae.experiments.cells.attempt", lambda *_: pytest.fail("a finished cell was run again"))
     assert main(arguments) == 0
+
+
+@pytest.mark.slow
+def test_runs_of_another_length_leave_those_of_the_first_alone(tiny):
+    arguments = ["reproduce", "mnist", "--out", str(tiny), "--workers", "0", "--methods", "[vae]", "--epochs"]
+    assert main([*arguments, "[1]"]) == main([*arguments, "[2]"]) == 0
+    epochs = {
+        folder: {record.epoch for record in read_records(tiny / folder / "mnist" / "records.csv")}
+        for folder in ("quick-clean-1-epochs", "quick-clean-2-epochs")
+    }
+    assert epochs == {"quick-clean-1-epochs": {1}, "quick-clean-2-epochs": {2}}
 
 
 def test_curves_use_the_runs_of_the_table(tiny):

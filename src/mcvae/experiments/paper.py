@@ -69,6 +69,17 @@ class ReproductionOptions:
         """Whether likelihoods of images are certified: by longer chains, and bounds from both sides."""
         return self.preset == "paper" and self.protocol == "clean"
 
+    @property
+    def folder(self) -> str:
+        """Of cells and results. Runs that were trained for another time, or on fewer images, have one of their own.
+
+        >>> ReproductionOptions("paper", epochs=[10, 30]).folder
+        'paper-clean-10-30-epochs'
+        """
+        epochs = [] if self.epochs is None else [*map(str, self.epochs), "epochs"]
+        images = [] if self.images is None else [str(self.images), "images"]
+        return "-".join([self.preset, self.protocol, *epochs, *images])
+
     def check(self, experiment: str) -> None:
         """Raise a ValueError that names the option, for values that make no sense in an experiment."""
         check_range("seeds", self.seeds, 1)

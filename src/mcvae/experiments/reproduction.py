@@ -114,7 +114,7 @@ def reproduce(
 ) -> Path:
     """Run what is missing of an experiment, and write `records.csv`, `arrays.npz` and `provenance.json`.
 
-    Experiments of one preset and protocol share their cells: the curves use the table's runs.
+    Experiments share the cells of `options.folder`: the curves use the table's runs.
 
     Args:
         name: one of `EXPERIMENTS`.
@@ -126,7 +126,7 @@ def reproduce(
     """
     options.check(name)
     experiment = EXPERIMENTS[name]
-    home = out / f"{options.preset}-{options.protocol}"
+    home = out / options.folder
     root, folder = home / "cells", home / name
     cells = experiment.cells(options)
     begin = time.perf_counter()
