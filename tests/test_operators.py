@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from torch.distributions import Independent, Normal
+from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
 
 import mcvae
 from mcvae.core.operators import TwiceDifferentiable, narrow_convolution
@@ -81,6 +81,27 @@ def test_convolutions_equal_torchs(case):
     operator, options, x, weight, bias = case
     function = lambda x, weight, *bias: operator(x.sin(), weight, *bias, **options)
     assert_equal_torchs(function, x, weight, *([] if bias is None else [bias]))
+
+
+def test_complex_convolutions_are_left_to_torch():
+    torch.manual_seed(0)
+    x, weight = learned(2, 1, 4), learned(2, 1, 2)
+    function = lambda x, weight: torch.conv1d(torch.complex(x, 2 * x), torch.complex(weight, -weight)).abs()
+    assert_equal_torchs(function, x, weight)
+
+
+def test_the_score_of_a_sample_that_its_distribution_remembers():
+    """Its transform keeps the last sample beside what it was made of, from which no score can be taken."""
+    found = []
+    for cache_size in (0, 1):
+        loc = torch.tensor([[0.5, -1.0]], requires_grad=True)
+        base = Independent(Normal(torch.zeros(1, 2), torch.ones(1, 2)), 1)
+        q = TransformedDistribution(base, [AffineTransform(loc, 2.0, event_dim=1), TanhTransform(cache_size)])
+        torch.manual_seed(0)
+        z = q.rsample((3,))
+        value, score = value_and_score(q.log_prob, z)
+        found.append((value, score, *torch.autograd.grad((value + score.sum(-1)).sum(), loc)))
+    torch.testing.assert_close(*found)
 
 
 @st.composite
@@ -485,7 +506,7 @@ def test_a_compiled_model_gives_the_same_gradients():
 
 
 def test_a_model_that_cannot_be_compiled_says_so_and_goes_on(monkeypatch):
-    def broken(function):
+    def broken(function, **options):
         def fail(*arguments):
             raise RuntimeError("no compiler here")
 
@@ -500,7 +521,9 @@ def test_a_model_that_cannot_be_compiled_says_so_and_goes_on(monkeypatch):
 
 
 def test_a_copy_of_a_compiled_model_has_its_own_weights(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function: lambda *arguments: function(*arguments))  # cannot be pickled
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: lambda *given: function(*given)
+    )  # cannot be pickled
     model = build_model((1, 4, 4), 3, network="mlp")
     x = torch.zeros(2, 1, 4, 4)
     bound = lambda model, compiled: mcvae.recipes.l_mcvae(2, 3)(

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Independent, Normal
+from torch.distributions import AffineTransform, Independent, Normal, StudentT, TransformedDistribution
 
 import mcvae
 from mcvae import AtNextStep, Controlled, DriftNetwork, Friction, Hamiltonian, Langevin, State, Unadjusted, recipes
+from mcvae.core import step_sizes
 from support import LOG_Z, generator, skewed_log_joint, standard_errors_off, step, wide_initial
 
 CONTEXT = torch.tensor([[0.5], [-0.5]])
@@ -206,6 +207,38 @@ def test_gradients_equal_finite_differences(name, bound):
             flat[place] = start
         numerical = ((values[0] - values[1]) / 2e-5).item()
         assert parameter.grad.view(-1)[place].item() == pytest.approx(numerical, rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("name", ["cmcd", "ldvi"])
+def test_the_scales_of_a_flow_are_part_of_the_gradient(name, detached, monkeypatch):
+    """Step sizes in units of the scales of q follow them. Of a flow, scales are quantiles of samples."""
+    samples = step_sizes.standard_deviation
+    if detached:  # the named wrong version
+        monkeypatch.setattr(step_sizes, "standard_deviation", lambda initial: samples(initial).detach())
+    log_scale, objective = torch.zeros((), requires_grad=True), RECIPES[name](3, 2)
+
+    def loss():
+        base = Independent(Normal(torch.zeros(2, 2), torch.ones(2, 2)), 1)
+        q = TransformedDistribution(base, AffineTransform(0.3, 2 * log_scale.exp(), event_dim=1))
+        return objective(mcvae.Bridge(q, skewed_log_joint), generator=generator(3)).loss.sum()
+
+    (gradient,) = torch.autograd.grad(loss(), log_scale)
+    values = []
+    for shift in (1e-5, -1e-5):
+        log_scale = torch.tensor(shift)
+        values.append(loss().item())
+    assert (gradient.item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-4)) != detached
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_networks_may_start_from_a_distribution_without_moments(name):
+    q = Independent(StudentT(torch.tensor([[1.0, 2.0]] * 2), 0.0, 1.0), 1)
+    objective = randomised(RECIPES[name](3, 2, num_samples=50))
+    estimate = objective(mcvae.Bridge(q, skewed_log_joint), generator=generator(0))
+    estimate.loss.sum().backward()
+    assert bool(estimate.bound.isfinite().all())
+    assert all(bool(p.grad.isfinite().all()) for p in objective.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("name", RECIPES)

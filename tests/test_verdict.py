@@ -306,6 +306,36 @@ def test_errors_of_expectations_are_right():
         evidence.expectation(lambda z: z.sum(0))
 
 
+@pytest.mark.parametrize("islands", [16, 256])
+def test_errors_of_expectations_know_that_resampled_chains_are_copies(islands):
+    """Standardised errors of E[z] over 200 data. The wrong version takes every chain for one of its own."""
+    target = Independent(Normal(torch.ones(200, 2), torch.ones(200, 2)), 1)
+    initial = Independent(Normal(torch.zeros(200, 2), 1.5 * torch.ones(200, 2)), 1)
+    evidence = mcvae.estimate_log_evidence(
+        target.log_prob,
+        initial,
+        kernel=mcvae.mala(),
+        num_steps=8,
+        num_samples=256,
+        step_size=0.01,
+        resample=mcvae.Resampling(1.0, islands=16),
+        check=False,
+        seed=0,
+    )
+    evidence.estimator.resample = mcvae.Resampling(1.0, islands=islands)
+    mean, error = evidence.expectation(lambda z: z)
+    assert (((mean - 1) / error).square().mean().sqrt() < 1.3) == (islands == 16)
+
+
+def test_an_expectation_need_not_exist_where_the_posterior_has_no_mass():
+    """E[log z] of an exponential density is minus Euler's constant; log z of a chain below 0 is not a number."""
+    density = lambda z: torch.where((z > 0).all(-1), -z.sum(-1), -torch.inf)
+    evidence = mcvae.estimate_log_evidence(density, gaussian(1, 1.0, 1.0), num_samples=2000, check=False, seed=0)
+    assert bool((evidence.log_weights == -torch.inf).any())
+    mean, error = evidence.expectation(lambda z: z.log().squeeze(-1))
+    assert abs(mean.item() + 0.5772) < 5 * error.item() < 0.5
+
+
 def test_bayes_factors_have_errors():
     pair = [
         mcvae.estimate_log_evidence(

@@ -126,10 +126,13 @@ class Evidence(NamedTuple):
                 f"{list(values.shape)}. It gets latents [S, B, D] and must keep the first two dimensions."
             )
         share = self.log_weights.softmax(0).to(values).reshape(*self.log_weights.shape, *[1] * (values.dim() - 2))
-        mean = (share * values).sum(0)
-        number = len(share)
-        error = (share.square() * (values - mean).square()).sum(0).sqrt() * (number / max(1, number - 1)) ** 0.5
-        return mean, error
+        values = torch.where(share > 0, values, 0.0)  # f need not exist where the posterior has no mass
+        mean, resample = (share * values).sum(0), self.estimator.resample
+        number = len(share) if resample is None else resample.islands  # within an island chains are copies
+        parts = torch.unflatten(share * (values - mean), 0, (number, -1)).sum(1)
+        if number < 2:
+            return mean, torch.full_like(mean, torch.inf)
+        return mean, parts.square().sum(0).sqrt() * (number / (number - 1)) ** 0.5
 
     def to_arviz(self, num_samples: int = 1000, *, name: str = "z", generator: Generator | None = None) -> Any:
         """Posterior samples as `arviz.InferenceData`: one chain of N draws, `[D]` each, or `[B, D]` of several data.

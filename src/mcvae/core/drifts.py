@@ -137,11 +137,13 @@ class DriftNetwork(nn.Module):
 
 
 def _standardisation(bridge: Bridge, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and scale of the initial distribution, `[B, D]` each; 0 and 1 for a flow, which does not know them."""
+    """Mean and scale of the initial distribution, `[B, D]` each; 0 and 1 for flows and heavy tails that have none."""
+    zero, one = torch.zeros_like(z[0]), torch.ones_like(z[0])
     try:
-        return bridge.initial.mean.to(z), bridge.initial.stddev.to(z)
+        mean, scale = bridge.initial.mean.to(z), bridge.initial.stddev.to(z)
     except NotImplementedError:
-        return torch.zeros_like(z[0]), torch.ones_like(z[0])
+        return zero, one
+    return torch.where(mean.isfinite(), mean, zero), torch.where(scale.isfinite(), scale, one)
 
 
 def amortised_over(bridge: Bridge, context_dim: int) -> Tensor:

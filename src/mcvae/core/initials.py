@@ -12,7 +12,7 @@ __all__ = ["centre", "check_initial", "name_of", "standard_deviation"]
 def centre(initial: Distribution) -> Tensor:
     """The mean of an initial distribution, `[B, D]`; the median of samples for flows and heavy tails."""
     mean = _if_finite(lambda: initial.mean)
-    return _samples(initial).median(0).values if mean is None else mean.detach()
+    return _samples(initial).median(0).values.detach() if mean is None else mean.detach()
 
 
 def standard_deviation(initial: Distribution) -> Tensor:
@@ -36,10 +36,10 @@ def _if_finite(moment: Callable[[], Tensor]) -> Tensor | None:
 
 
 def _samples(initial: Distribution) -> Tensor:
-    """The same 200 samples at every call, whatever else is random."""
+    """The same 200 samples at every call, whatever else is random, with their gradient if they have one."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return initial.sample(torch.Size([200]))
+        return (initial.rsample if initial.has_rsample else initial.sample)(torch.Size([200]))
 
 
 def check_initial(initial: Distribution) -> None:

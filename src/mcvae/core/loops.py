@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from mcvae.core.capturing import refuse_own_gradients, without_trace
 from mcvae.core.parts import Part
 
 __all__ = ["CompiledLoop", "Repeated"]
@@ -86,7 +87,10 @@ class CompiledLoop:
         arguments = (self.begin, self.turn, fixed, start, call.carry, call.first)
         begin = time.perf_counter()
         try:
-            with warnings.catch_warnings():  # capturing, torch looks at gradients that nobody asked for
+            with (
+                without_trace(),
+                warnings.catch_warnings(),
+            ):  # capturing, torch looks at gradients that nobody asked for
                 warnings.filterwarnings("ignore", "The .grad attribute")
                 returned = self._captured(*arguments)
                 if call.discovered is not None:
@@ -172,6 +176,7 @@ class _Graph:
 
     def find_layout(self, call: _Call, returned: tuple[tuple[Values, Values], tuple[Values, Values]]) -> None:
         """Recognise what was passed and what was returned by identity."""
+        refuse_own_gradients(self.module)
 
         def places(values: Values, among: Sequence[Tensor]) -> dict[int, int]:
             found = ((i, next((j for j, other in enumerate(among) if other is v), None)) for i, v in enumerate(values))

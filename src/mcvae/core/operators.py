@@ -49,6 +49,7 @@ def _replaceable(*tensors: Any) -> bool:
     return (
         all(type(tensor) in (Tensor, Parameter) for tensor in tensors)
         and any(tensor.requires_grad for tensor in tensors)
+        and not any(tensor.is_complex() for tensor in tensors)
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
     )

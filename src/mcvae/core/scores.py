@@ -53,8 +53,8 @@ def value_and_score(
         )
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
-        if not (differentiable and z.requires_grad):
-            z = z.detach().requires_grad_()
+        # Another tensor in either case: a transform that caches knows its own sample, and would not compute from it.
+        z = z.view_as(z) if differentiable and z.requires_grad else z.detach().requires_grad_()
         with TwiceDifferentiable() if differentiable else nullcontext():
             value = _checked(log_density(z), z, name)
         if not value.requires_grad:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any, Literal, NamedTuple
@@ -10,8 +10,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
+from torch.fx import GraphModule
 
 from mcvae.core.bridge import Bridge
+from mcvae.core.capturing import refuse_own_gradients, without_trace
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.evidence import Evidence, estimate_log_evidence
 from mcvae.core.paths import GeometricPath, Path
@@ -284,15 +286,24 @@ class _CompiledJoint:
     def value_and_score(self, z: Tensor) -> tuple[Tensor, Tensor]:
         model = self.model
         if model.compiled is None:
-            model.compiled = torch.compile(partial(_differentiated, model))
+            model.compiled = torch.compile(partial(_differentiated, model), backend=_inductor)
         try:
-            return model.compiled(self.x, z)
+            with without_trace():
+                return model.compiled(self.x, z)
         except Exception as error:  # whatever a compiler may raise
-            reason = (str(error).strip().splitlines() or [""])[0]
-            message = f"the model could not be compiled ({type(error).__name__}: {reason}); continuing without."
+            cause = getattr(error, "inner_exception", error)  # what torch.compile wraps
+            reason = (str(cause).strip().splitlines() or [""])[0]
+            message = f"the model could not be compiled ({type(cause).__name__}: {reason}); continuing without."
             warnings.warn(message, stacklevel=2)
             model.compiled = partial(_by_autograd, model)
             return model.compiled(self.x, z)
+
+
+def _inductor(module: GraphModule, example: Sequence[Tensor]) -> Any:
+    from torch._inductor.compile_fx import compile_fx
+
+    refuse_own_gradients(module)
+    return compile_fx(module, example)
 
 
 def _by_autograd(model: LatentVariableModel, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:

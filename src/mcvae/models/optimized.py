@@ -33,8 +33,8 @@ def optimized(module: Module) -> Module:
     Changed are two-dimensional convolutions: they get images with channels last in memory, on processors and in half
     precision; one that directly follows a nearest-neighbour upsampling by 2, 4, … becomes one operator with it, which
     needs half the products or less; and on processors one with at most four output channels computes blocks of pixels
-    as channels. A `view` of an image that has become impossible is taken of a copy, so do not
-    write into such a view and read the image afterwards. Dropout draws another mask from the same seed.
+    as channels. A `view` of an image that has become impossible is taken of a copy, and so is `flatten`: do not write
+    into one and read the image afterwards. Dropout draws another mask from the same seed.
 
     Args:
         module: a network with its `forward` in Python. For a model, optimise encoder and decoder.
