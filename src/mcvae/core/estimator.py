@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
     bound: Tensor
     """The bound on log p(x), `[B]`: an honest number, without gradient."""
     loss: Tensor
-    """What to minimise, `[B]`: minus the bound, with an unbiased gradient (of smooth densities, if moves may be rejected)."""
+    """What to minimise, `[B]`: minus the bound, with an unbiased gradient. Moves that reject need a smooth density."""
     trajectory: Trajectory
     """The chains behind it."""
 
