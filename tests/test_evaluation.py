@@ -14,6 +14,7 @@ from torch.distributions import Bernoulli, Independent, Normal
 
 import mcvae
 from mcvae.core.verdict import ADVICE
+from mcvae.evaluation.resume import fingerprint
 from mcvae.models import PPCA
 from mcvae.runs.config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from mcvae.training.evaluate_run import evaluate_run
@@ -610,6 +611,39 @@ def test_any_pair_of_modules_and_a_flow():
     assert found.summary["verdict"].startswith("converged")
     both = found.summary["sandwich"]
     assert abs(both["gap"]) < 0.2 + 3 * both["gap_se"]
+
+
+class Scaling(nn.Module):
+    """A decoder whose state_dict does not say all that it computes with."""
+
+    def __init__(self, factor=1.0, offset=0.0, kept=0.0):
+        super().__init__()
+        self.factor, self.offset = factor, torch.full((2,), offset)
+        self.register_buffer("kept", torch.full((2,), kept), persistent=False)
+
+    def forward(self, z):
+        return Independent(Normal(self.factor * z + self.offset + self.kept, 1.0), 1)
+
+
+class Edited(Scaling):
+    def forward(self, z):
+        return Independent(Normal(self.factor * z - self.offset + self.kept, 1.0), 1)
+
+
+Edited.__qualname__ = "Scaling"  # as if the file had been edited between two runs
+
+
+@pytest.mark.parametrize("changed", [Scaling(2.0), Scaling(offset=1.0), Scaling(kept=1.0), Edited()])
+def test_saved_batches_of_another_model_are_not_taken(changed, tmp_path):
+    """The wrong version knew modules by their layout and state alone, and told the first model's likelihood."""
+    x, encoder = torch.ones(4, 2), lambda x: Independent(Normal(0.5 * x, torch.ones_like(x)), 1)
+    options = {"protocol": mcvae.Protocol(num_steps=2, num_samples=4), "simulated": 0, "compare_iwae": False}
+    first = mcvae.LatentVariableModel(encoder, Scaling())
+    second = mcvae.LatentVariableModel(encoder, changed)
+    mcvae.evaluate(first, x, folder=tmp_path, keep=True, **options)
+    assert fingerprint(first) == fingerprint(mcvae.LatentVariableModel(encoder, Scaling())) != fingerprint(second)
+    found = mcvae.evaluate(second, x, folder=tmp_path, keep=True, **options)
+    assert found.table == mcvae.evaluate(second, x, **options).table
 
 
 @pytest.mark.parametrize("torn", [False, True])

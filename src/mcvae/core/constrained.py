@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 from torch.distributions.constraints import Constraint
@@ -24,6 +25,14 @@ class Constrained:
             log_jacobian = log_jacobian.sum(-1)
         return self.log_density(value) + log_jacobian
 
+    def rounding(self, z: Tensor) -> Tensor:
+        """By how many nats the log density is off because parameters are rounded, `[S, B]`.
+
+        Near the upper end of an interval, or a face of a simplex, many latents share one floating-point number.
+        """
+        with torch.no_grad():
+            return (self(z) - self(self.latents(self.parameters(z)))).abs().nan_to_num(nan=torch.inf)
+
     def parameters(self, z: Tensor) -> Tensor:
         """The constrained parameters of latents, such as `density.parameters(e.posterior(1000))`."""
         value: Tensor = self.transform(z)
@@ -37,6 +46,9 @@ class Constrained:
 
 def constrained(log_density: Callable[[Tensor], Tensor], constraint: Constraint) -> Constrained:
     """A density on a simplex, half-line, interval or other set, as one on all of R^D with the same evidence.
+
+    If more than a little of its mass is nearer to the end of an interval than floating-point numbers are to each other,
+    as with Beta(0.1, 0.1), that mass cannot be seen, and the verdict says so.
 
     Args:
         log_density: unnormalised, of parameters inside the constraint, `[S, B, P] -> [S, B]`.

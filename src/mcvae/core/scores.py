@@ -12,7 +12,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 from mcvae.core.operators import TwiceDifferentiable
 
-__all__ = ["LogDensity", "ScoredDensity", "distribution_and_score", "recomputed", "value_and_score"]
+__all__ = ["LogDensity", "RoundedDensity", "ScoredDensity", "distribution_and_score", "recomputed", "value_and_score"]
 
 LogDensity = Callable[[Tensor], Tensor]
 """An unnormalised log density of latents: `[S, B, D] -> [S, B]`, each row on its own."""
@@ -28,6 +28,15 @@ class ScoredDensity(Protocol):
 
     def value_and_score(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Log density `[S, B]` and its gradient `[S, B, D]`, both differentiable."""
+        ...
+
+
+@runtime_checkable
+class RoundedDensity(Protocol):
+    """A log density that knows how far rounding goes."""
+
+    def rounding(self, z: Tensor) -> Tensor:
+        """By how many nats the log density of latents `[S, B, D]` is off, `[S, B]`."""
         ...
 
 

@@ -7,7 +7,8 @@ __all__ = ["ADVICE", "verdict"]
 ADVICE = {
     "empty": "no chain ended where the density is positive: start from a wider distribution",
     "broken": "more than 1 % of its chains met a density that could not be evaluated: check the model's numerics",
-    "coarse": "its log density is so large that rounding exceeds the tolerance: use float64, or leave out constants",
+    "coarse": "rounding of its log density, or of a constrained parameter, exceeds the tolerance: use float64, leave "
+    "out constants, or turn an interval around, since numbers are finest near 0",
     "stuck": "its chains hardly move (acceptance far below the target): let the pilot choose the step sizes, or give "
     "smaller ones",
     "unfinished": "the pilot used up its temperatures before it reached the density: start closer to it",

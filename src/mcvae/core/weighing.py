@@ -11,6 +11,7 @@ from mcvae.core.diagnosis import Evidence, Sandwich
 from mcvae.core.diagnostics import effective_sample_size, pareto_k, standard_error
 from mcvae.core.pilot import Pilot
 from mcvae.core.resampling import Resampling
+from mcvae.core.scores import RoundedDensity
 from mcvae.core.witnesses import WeightedStates
 
 __all__ = ["diagnose", "diagnose_sandwich", "with_checks"]
@@ -104,6 +105,10 @@ def _evidence(bridge: Bridge, pilot: Pilot, trajectories: list[Trajectory], tole
     latents = torch.cat([trajectory.state.point.z for trajectory in trajectories])
     log_p = torch.cat([trajectory.state.point.log_p for trajectory in trajectories])
     typical = torch.where(log_p.isfinite(), log_p.abs(), torch.nan).nanmedian(0).values.nan_to_num(nan=0.0)
+    resolution = torch.finfo(latents.dtype).eps * typical
+    latents = latents if pilot.frame is None else pilot.frame.to_latents(latents)
+    if isinstance(bridge.log_joint, RoundedDensity):
+        resolution = torch.maximum(resolution, _largest(bridge.log_joint.rounding(latents), log_weight))
     resample, independent = pilot.estimator.resample, log_weight
     if resample is not None:
         independent = torch.cat([_by_island(trajectory.log_weight, resample.islands) for trajectory in trajectories])
@@ -116,14 +121,21 @@ def _evidence(bridge: Bridge, pilot: Pilot, trajectories: list[Trajectory], tole
         acceptance_per_step=acceptance,
         num_nonfinite=torch.cat([trajectory.nonfinite for trajectory in trajectories]).sum(0),
         log_weights=log_weight,
-        latents=latents if pilot.frame is None else pilot.frame.to_latents(latents),
+        latents=latents,
         estimator=pilot.estimator,
         bridge=bridge,
         moved=pilot.moved.to(log_weight).expand(log_weight.shape[1:]),
         tuning=pilot.tuning,
         tolerance=tolerance,
-        resolution=torch.finfo(latents.dtype).eps * typical,
+        resolution=resolution,
     )
+
+
+def _largest(rounding: Tensor, log_weight: Tensor) -> Tensor:
+    """What half a percent of the weight exceeds, `[S, B] -> [B]`."""
+    rounding, order = rounding.sort(0, descending=True)
+    share = log_weight.softmax(0).gather(0, order).cumsum(0)
+    return rounding.gather(0, (share < 0.005).sum(0, keepdim=True).clamp(max=len(share) - 1))[0]
 
 
 def _by_island(log_weight: Tensor, islands: int) -> Tensor:

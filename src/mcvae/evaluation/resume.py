@@ -45,9 +45,9 @@ def _feed(digest: Any, part: Any, seen: set[int]) -> None:
         seen.add(id(part))
         digest.update(repr(part).encode())
         _feed(digest, part.state_dict(), seen)
-        for module in part.modules():  # functions that modules hold are not in their state
-            held = {name: value for name, value in vars(module).items() if isinstance(value, FunctionType)}
-            _feed(digest, held, seen)
+        for module in part.modules():  # not all that a module computes with is in its state
+            own = {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
+            _feed(digest, [own, dict(module.named_buffers(recurse=False)), type(module).forward], seen)
     elif isinstance(part, FunctionType):
         seen.add(id(part))
         _feed_code(digest, part.__code__)

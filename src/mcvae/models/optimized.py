@@ -69,6 +69,8 @@ def optimized(module: Module) -> Module:
 class Report:
     """What has been changed in a network so far and what was left alone, a line for each kind of layer."""
 
+    __slots__ = ("changed", "left_alone")  # no part of what a network computes: see `evaluation.resume.fingerprint`
+
     def __init__(self) -> None:
         self.changed = dict[str, None]()  # in the order of their first use
         self.left_alone = dict[str, None]()
