@@ -290,7 +290,7 @@ def test_constrained_densities_keep_their_evidence_and_mean(density, constraint,
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_mass_between_floating_point_numbers_is_missed_and_said_to_be(monkeypatch, asks):
-    """Of Beta(0.3, 0.1) 14 % are nearer to 1 than float32 can tell. The wrong version does not look at rounding."""
+    """A seventh of Beta(0.3, 0.1) is nearer to 1 than float32 can tell. The wrong version does not look at rounding."""
     if not asks:
         monkeypatch.setattr(mcvae.core.constrained.Constrained, "rounding", lambda self, z: 0 * z[..., 0])
     verdicts = {}

@@ -87,10 +87,8 @@ class CompiledLoop:
         arguments = (self.begin, self.turn, fixed, start, call.carry, call.first)
         begin = time.perf_counter()
         try:
-            with (
-                without_trace(),
-                warnings.catch_warnings(),
-            ):  # capturing, torch looks at gradients that nobody asked for
+            with without_trace(), warnings.catch_warnings():
+                # capturing, torch looks at gradients that nobody asked for
                 warnings.filterwarnings("ignore", "The .grad attribute")
                 returned = self._captured(*arguments)
                 if call.discovered is not None:
