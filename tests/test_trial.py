@@ -390,6 +390,21 @@ def test_a_cell_that_ends_while_somebody_looks_is_not_called_failed(tmp_path, mo
     assert progress_of(folder).status == "failed"
 
 
+def test_a_sweep_says_how_far_a_run_is_without_checking_its_settings_every_second(tmp_path, monkeypatch):
+    from mcvae.experiments import cell
+    from mcvae.runs import config
+
+    monkeypatch.setattr(cell, "held", lambda *_: True)
+    monkeypatch.setattr(config, "parse_config", lambda _: pytest.fail("parsing takes 40 ms"))
+    write_attempts(tmp_path, Attempts(1, "exited without an error", running=True))
+    (tmp_path / "config.yaml").write_text("run:\n  epochs: 30\n")
+    assert progress_of(tmp_path).detail == ""
+    (tmp_path / "metrics.csv").write_text("epoch,seconds\n1,20\n2,50\n")
+    assert progress_of(tmp_path).detail == "epoch 2 of 30, 700 s left"
+    (tmp_path / "config.yaml").write_text("run: [1]\n")
+    assert progress_of(tmp_path).detail == ""
+
+
 def test_success_leaves_no_complaint(tmp_path):
     run_cells(tmp_path, [Cell("a", "sweep_tasks:write", {"value": 1.0})])
     assert json.loads((tmp_path / "a" / "attempts.json").read_text())["error"] == ""

@@ -17,8 +17,7 @@ from typing import Any, Literal, NamedTuple
 from filelock import Timeout
 
 from mcvae._moved import MOVED
-from mcvae.runs.config import read_config
-from mcvae.runs.plain import RunError, checked, number, read_json, read_rows, write_json
+from mcvae.runs.plain import RunError, checked, number, read_json, read_rows, read_yaml, write_json
 from mcvae.runs.records import Record, write_records
 from mcvae.runs.storage import held, lock_of
 
@@ -104,10 +103,11 @@ def progress_of(folder: Path) -> Progress:
 def _epochs(folder: Path) -> str:
     """Epoch and time left, if the cell is a training run that has finished an epoch."""
     try:
-        total, last = read_config(folder).run.epochs, read_rows(folder / "metrics.csv")[-1]
+        last = read_rows(folder / "metrics.csv")[-1]
+        total = read_yaml(folder / "config.yaml")["run"]["epochs"]  # unchecked, since this is asked every second
         epoch, seconds = number(last["epoch"]) or 0.0, number(last["seconds"]) or 0.0
         return f"epoch {epoch:.0f} of {total}, {seconds / epoch * (total - epoch):.0f} s left"
-    except (RunError, KeyError, IndexError, ZeroDivisionError):
+    except (RunError, KeyError, TypeError, IndexError, ZeroDivisionError):
         return ""
 
 
