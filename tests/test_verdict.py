@@ -303,6 +303,18 @@ def test_mass_between_floating_point_numbers_is_missed_and_said_to_be(monkeypatc
     assert verdicts == {(0.3, 0.1): (not asks, True), (0.5, 0.5): (True, False)}
 
 
+def test_a_constraint_may_differ_from_parameter_to_parameter():
+    """Transforms of a stack are elementwise, though the domain that torch gives it is not."""
+
+    def log_density(value):
+        return Gamma(3.0, 2.0).log_prob(value[..., 0]) + Beta(2.0, 3.0).log_prob(value[..., 1])
+
+    constraint = constraints.stack([constraints.positive, constraints.unit_interval], dim=-1)
+    log_joint = mcvae.constrained(log_density, constraint)
+    evidence = mcvae.estimate_log_evidence(log_joint, gaussian(2, 0.0, 1.5), check=False, seed=0)
+    assert abs(evidence.log_evidence.item()) < 5 * evidence.standard_error.item() + 0.01
+
+
 def test_an_unknown_constraint_is_named():
     with pytest.raises(TypeError, match="constraint must be one of torch.distributions.constraints"):
         mcvae.constrained(lambda z: z.sum(-1), "positive")
