@@ -118,6 +118,19 @@ def test_the_evidence_of_a_conditional_gaussian_is_exact():
         model.bridge(x)
 
 
+def test_bits_per_dimension_count_the_dimensions_of_the_data_and_not_conditions():
+    def encoder(rows):
+        return Independent(Normal(torch.zeros(len(rows), 3), 1.0), 1)
+
+    def decoder(rows):
+        return Independent(Normal(rows[:, :3], 1.0), 1)
+
+    model = LatentVariableModel(encoder, decoder, latent_dim=3, data_shape=(3,), examples=torch.eye(4))
+    protocol = mcvae.Protocol(num_steps=2, num_samples=4)
+    summary = mcvae.evaluate(model, model.simulate(5)[0], protocol=protocol, compare_iwae=False).summary
+    assert summary["bits_per_dim"] == pytest.approx(summary["nll"] / 3 / math.log(2))
+
+
 @pytest.mark.parametrize("name", PRIORS)
 def test_a_prior_integrates_to_one_and_is_learned(name):
     def encoder(x):
