@@ -457,6 +457,30 @@ def test_a_model_that_changes_between_the_passes_is_noticed():
         value.backward()
 
 
+@pytest.mark.parametrize("with_score", [False, True])
+def test_low_memory_notices_what_was_modified_in_place(with_score):
+    """As torch does without it: a gradient from what an operator saved, doubled since then, would be wrong."""
+
+    def log_joint(z):
+        hidden = (weight * z).tanh()
+        return hidden.mul_(2).sum(-1)
+
+    weight = torch.tensor(2.0, requires_grad=True)
+    initial = Independent(Normal(torch.zeros(1, 2), torch.ones(1, 2)), 1)
+    bridge = mcvae.Bridge(initial, log_joint, memory="low")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        bridge.sample(3, with_score=with_score, generator=generator()).log_p.sum().backward()
+
+
+def test_low_memory_notices_a_step_between_forward_and_backward():
+    weight = torch.tensor(2.0, requires_grad=True)
+    value = recomputed(lambda: (weight * 3).sin() * weight, torch.device("cpu"))
+    with torch.no_grad():
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
 def test_a_density_that_knows_its_score_is_asked_for_it():
     class Quadratic:
         asked = 0

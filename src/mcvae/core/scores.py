@@ -127,8 +127,8 @@ class _Region:
     """Tensors that a call saved for its backward pass, by the order in which it saved them."""
 
     def __init__(self, function: Callable[[], Any], device: torch.device):
-        self.function, self.saved = function, dict[int, Tensor]()
-        self.number, self.done, self.device = 0, False, device
+        self.function, self.saved, self.versions = function, dict[int, Tensor](), list[int]()
+        self.done, self.device = False, device
         self.streams = _read_streams(device)
         kind = device.type
         self.autocast = torch.autocast(
@@ -136,16 +136,22 @@ class _Region:
         )
 
     def keep(self, tensor: Tensor) -> int:
-        self.saved[self.number] = tensor
-        self.number += 1
-        return self.number - 1
+        index = len(self.versions)
+        self.saved[index] = tensor
+        self.versions.append(tensor._version)
+        return index
 
     def find(self, index: int) -> Tensor:
-        if not self.done:  # the function itself takes a gradient
-            return self.saved[index]
-        if index not in self.saved:
+        if self.done and index not in self.saved:
             self._call_again()
-        return self.saved.pop(index)
+        tensor = self.saved.pop(index) if self.done else self.saved[index]  # not done: the function takes a gradient
+        if tensor._version != self.versions[index]:  # torch itself does not look, since it hands the tensor over
+            raise RuntimeError(
+                f"a tensor {list(tensor.shape)} that a gradient needs has been modified by an inplace operation: in "
+                "the model, or a parameter between forward and backward. Write x = 2 * x instead of x *= 2, and take "
+                "gradients before the step of an optimiser."
+            )
+        return tensor
 
     def complete(self) -> None:
         """Forget what was saved, and the random state unless something was drawn."""
@@ -168,9 +174,9 @@ class _Region:
                 self.function()
             finally:
                 _write_streams(self.device, now)
-        if len(again) != self.number:
+        if (number := len(self.versions)) != len(again):
             raise RuntimeError(
-                f"the model saved {len(again)} tensors when it was evaluated again, and {self.number} before: it is "
+                f"the model saved {len(again)} tensors when it was evaluated again, and {number} before: it is "
                 'not deterministic, or it changed between forward and backward. Use memory="normal".'
             )
         self.saved = dict(enumerate(again))
