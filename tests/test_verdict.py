@@ -164,6 +164,21 @@ def test_a_tuning_with_a_start_is_used_again(tmp_path):
     assert abs(again.log_evidence.item() - density.log_evidence) < 5 * again.standard_error.item() + 0.01
 
 
+def test_a_tuning_that_was_saved_keeps_the_precision_of_its_start(tmp_path):
+    """In single precision numbers near 10⁵ are 0.008 apart, wider than this density."""
+    torch.set_default_dtype(torch.float32)
+    place = torch.full((1, 2), 1e5, dtype=torch.float64)
+    initial = Independent(Normal(place, torch.ones_like(place)), 1)
+    log_joint = lambda z: Normal(1e5 + 0.3, 3e-3).log_prob(z).sum(-1)
+    first = mcvae.estimate_log_evidence(log_joint, initial, check=False, seed=0)
+    first.tuning.save(tmp_path / "tuning.json")
+    tuning = mcvae.Tuning.load(tmp_path / "tuning.json")
+    again = mcvae.estimate_log_evidence(log_joint, initial, tuning=tuning, num_steps=16, check=False, seed=1)
+    assert again.frame is not None
+    assert again.latents.dtype == torch.float64
+    assert abs(again.log_evidence.item()) < 5 * again.standard_error.item() + 0.01
+
+
 def test_modes_have_the_mass_of_their_gaussian():
     target = MultivariateNormal(torch.tensor([[1.0, -2.0]]), torch.tensor([[[2.0, 0.9], [0.9, 0.5]]]))
     bridge = mcvae.Bridge(gaussian(2, 0.0, 2.0), lambda z: target.log_prob(z) + 3.0)
