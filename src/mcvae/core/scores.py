@@ -82,9 +82,10 @@ def distribution_and_score(
     base: Any = getattr(distribution, "base_dist", None)
     if type(distribution) is not Independent or type(base) is not Normal:  # a subclass may mean something else
         return value_and_score(distribution.log_prob, z, with_score, "initial.log_prob")
-    deviation = (z - base.loc) / base.scale
-    constant = base.scale.log().sum(-1) + 0.5 * z.shape[-1] * math.log(2 * math.pi)
-    return -0.5 * deviation.square().sum(-1) - constant, -deviation / base.scale if with_score else None
+    scale = base.scale.to(torch.promote_types(base.scale.dtype, z.dtype))  # in half precision a sum has no digits
+    deviation = (z - base.loc) / scale
+    constant = scale.log().sum(-1) + 0.5 * z.shape[-1] * math.log(2 * math.pi)
+    return -0.5 * deviation.square().sum(-1) - constant, -deviation / scale if with_score else None
 
 
 def _total(z: Tensor, log_density: LogDensity) -> tuple[Tensor, Tensor]:
