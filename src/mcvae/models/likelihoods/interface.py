@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -30,6 +31,13 @@ class Likelihood(nn.Module, ABC):
 
     def start(self, data: Tensor) -> None:
         """Initialise from training data `[N, ...]`, such as with the mean of every count. Does nothing by default."""
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "Likelihood":
+        """Move to another device or type; a density stays in single precision, in half its constants have no digits."""
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if any(values.dtype in (torch.float16, torch.bfloat16) for values in (*self.parameters(), *self.buffers())):
+            self.float()
+        return self
 
     @abstractmethod
     def forward(self, output: Tensor) -> Distribution:
