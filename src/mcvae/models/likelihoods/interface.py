@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution
+
+from mcvae.models.precision import InSinglePrecision
 
 __all__ = ["Datum", "Likelihood"]
 
@@ -23,7 +24,7 @@ class Datum(NamedTuple):
     """Numbers that the model is conditioned on."""
 
 
-class Likelihood(nn.Module, ABC):
+class Likelihood(InSinglePrecision, ABC):
     """Turns the output of a network, `[N, channels_per_channel * C, ...]`, into a distribution over data `[C, ...]`."""
 
     channels_per_channel: int = 1
@@ -31,13 +32,6 @@ class Likelihood(nn.Module, ABC):
 
     def start(self, data: Tensor) -> None:
         """Initialise from training data `[N, ...]`, such as with the mean of every count. Does nothing by default."""
-
-    def _apply(self, *args: Any, **kwargs: Any) -> "Likelihood":
-        """Move to another device or type; a density stays in single precision, in half its constants have no digits."""
-        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
-        if any(values.dtype in (torch.float16, torch.bfloat16) for values in (*self.parameters(), *self.buffers())):
-            self.float()
-        return self
 
     @abstractmethod
     def forward(self, output: Tensor) -> Distribution:
