@@ -105,6 +105,18 @@ def test_a_simplex_and_a_vector_are_put_back_in_their_shapes():
     assert abs(float(e.log_evidence) - exact) < 4 * float(e.standard_error) + 1e-3
 
 
+def test_a_latent_whose_support_depends_on_others_is_refused():
+    """Bounds of one draw would cut off what lies beyond: log p(4) was -8.0 or -10.6 by the seed, instead of -3.88."""
+
+    def model(x):
+        largest = pyro.sample("largest", dist.Gamma(torch.tensor(2.0), 1.0))
+        level = pyro.sample("level", dist.Uniform(torch.tensor(0.0), largest))
+        pyro.sample("x", dist.Normal(level, 0.5), obs=x)
+
+    with pytest.raises(ValueError, match="support of the Pyro model's latent 'level' depends on other latents"):
+        from_pyro(model, torch.tensor(4.0), num_draws=2)
+
+
 def test_what_pyro_cannot_give_is_refused():
     def discrete():
         pyro.sample("coin", dist.Bernoulli(0.5))

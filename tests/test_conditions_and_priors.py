@@ -1,5 +1,6 @@
 """Models given labels or covariates, and priors that are learned."""
 
+import copy
 import math
 
 import numpy as np
@@ -118,6 +119,19 @@ def test_the_evidence_of_a_conditional_gaussian_is_exact():
         model.bridge(x)
 
 
+def test_bits_per_dimension_count_the_dimensions_of_the_data_and_not_conditions():
+    def encoder(rows):
+        return Independent(Normal(torch.zeros(len(rows), 3), 1.0), 1)
+
+    def decoder(rows):
+        return Independent(Normal(rows[:, :3], 1.0), 1)
+
+    model = LatentVariableModel(encoder, decoder, latent_dim=3, data_shape=(3,), examples=torch.eye(4))
+    protocol = mcvae.Protocol(num_steps=2, num_samples=4)
+    summary = mcvae.evaluate(model, model.simulate(5)[0], protocol=protocol, compare_iwae=False).summary
+    assert summary["bits_per_dim"] == pytest.approx(summary["nll"] / 3 / math.log(2))
+
+
 @pytest.mark.parametrize("name", PRIORS)
 def test_a_prior_integrates_to_one_and_is_learned(name):
     def encoder(x):
@@ -133,6 +147,20 @@ def test_a_prior_integrates_to_one_and_is_learned(name):
     assert abs(float(total) - 1) < 1e-3
     (-prior().log_prob(torch.randn(10, 2) + 1).mean()).backward()
     assert all(bool((p.grad != 0).any()) for p in prior.parameters())
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_model_in_half_precision_has_a_normalised_prior_and_simulates(name):
+    torch.manual_seed(0)
+    model = build_model((5,), 16, kind="real", network="mlp", likelihood="gaussian", prior=name).to(torch.bfloat16)
+    x, z = model.simulate(3)
+    assert x.shape == model.reconstruct(x.to(torch.bfloat16)).shape == (3, 5)
+    z = z.float()
+    found = model.prior_like(z).log_prob(z)
+    if name == "vamp":  # whose encoder is in half precision
+        return
+    exact = copy.deepcopy(model).double()
+    assert torch.allclose(found.double(), exact.prior_like(z.double()).log_prob(z.double()), atol=1e-3)
 
 
 @pytest.mark.parametrize("name", PRIORS)

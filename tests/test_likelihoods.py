@@ -1,5 +1,6 @@
 """Every likelihood is a density of the data it is for, starts from them, and trains."""
 
+import copy
 import math
 
 import pytest
@@ -34,6 +35,18 @@ def support(name, kind):
         return torch.arange(4000.0), 1.0
     values = torch.linspace(-2000, 2000, 4_000_001) if name == "student-t" else torch.linspace(-30, 30, 100_001)
     return values, float(values[1] - values[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_a_likelihood_in_half_precision_is_the_density_of_its_numbers(name, kind):
+    """If σ and its logarithm are rounded each in its own way, 784 dimensions are off by nats."""
+    half = built(name, kind, (784,)).to(torch.bfloat16)
+    exact = copy.deepcopy(half).double()
+    output = torch.randn(3, 784 * half.channels_per_channel, dtype=torch.float32)
+    x = half(output).sample()
+    found, expected = half(output).log_prob(x), exact(output.double()).log_prob(x.double())
+    assert torch.allclose(found.double(), expected, rtol=0, atol=0.01)
 
 
 @torch.no_grad()

@@ -84,6 +84,15 @@ def test_a_weight_of_the_kl_divergence_gives_the_bound_of_the_beta_vae():
     assert not torch.allclose(model.objective("vae")(model.bridge(x)).bound.float(), expected, atol=1e-2)
 
 
+def test_the_bound_in_training_is_what_is_maximised_also_while_the_weight_of_the_kl_divergence_rises(monkeypatch):
+    """Without the weight it would be ten times too low in the first of ten epochs, and drown the curve."""
+    module = training(kl_warmup=9)
+    monkeypatch.setattr(module, "_generator", lambda *args, **options: None)
+    loss = module.training_step(torch.randn(6, 4), 0)
+    assert module.kl_weight == 0.1
+    assert torch.isclose(module._seen[0][0], -loss.detach().double())
+
+
 def configuration(folder, optimizer=None, data=None, **run) -> TrainConfig:
     return TrainConfig(
         data=data or DataConfig("digits", limit=100, batch_size=50),

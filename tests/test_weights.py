@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.distributions import AffineTransform, ComposeTransform, TanhTransform
+from torch.distributions import AffineTransform, ComposeTransform, StackTransform, TanhTransform
 
 import mcvae
 from mcvae import Hamiltonian, Langevin, RandomWalk, State, Unadjusted
@@ -87,6 +87,12 @@ def test_the_mean_weight_is_the_evidence_for_a_stochastic_normalising_flow(path)
     kernels = [bend(), mcvae.ula(), bend()]
     ratio = weights(kernels, mcvae.LinearSchedule(NUM_STEPS), PATHS[path])
     assert mean_is_one(ratio)
+
+
+def test_the_jacobian_of_a_flow_that_treats_every_dimension_in_its_own_way():
+    transform = StackTransform([AffineTransform(0.1, 1.5), AffineTransform(-0.1, 0.9)], dim=-1)
+    kernels = [mcvae.FlowStep(transform), mcvae.ula(), mcvae.ula()]
+    assert mean_is_one(weights(kernels, mcvae.LinearSchedule(NUM_STEPS), PATHS["geometric"]))
 
 
 def test_the_mean_weight_is_the_evidence_when_support_is_bounded():

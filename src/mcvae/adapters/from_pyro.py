@@ -139,7 +139,20 @@ def _sites(trace: Any) -> tuple[_Site, ...]:
 
 
 def _unconstrained(sites: tuple[_Site, ...], trace: Any) -> Tensor:
-    return torch.cat([site.transform.inv(trace.nodes[site.name]["value"]).reshape(-1) for site in sites])
+    """A draw as a row; refused if the support of a latent is not that of the first draw."""
+    parts = list[Tensor]()
+    for site in sites:
+        node = trace.nodes[site.name]
+        raw = site.transform.inv(node["value"])
+        one = torch.ones_like(raw)
+        if not torch.equal(biject_to(node["fn"].support)(one), site.transform(one)):
+            raise ValueError(
+                f"the support of the Pyro model's latent {site.name!r} depends on other latents, and chains need one "
+                "that does not. Write it as a function of a latent with a fixed support: Uniform(0, a) as a times "
+                "Uniform(0, 1)."
+            )
+        parts.append(raw.reshape(-1))
+    return torch.cat(parts)
 
 
 def _matched(draws: Tensor) -> Distribution:

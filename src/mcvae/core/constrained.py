@@ -21,9 +21,7 @@ class Constrained:
         """Log density with the Jacobian of the change of variables, `[S, B, D] -> [S, B]`."""
         value = self.transform(z)
         log_jacobian: Tensor = self.transform.log_abs_det_jacobian(z, value)  # type: ignore[no-untyped-call]
-        if self.transform.domain.event_dim == 0:  # elementwise
-            log_jacobian = log_jacobian.sum(-1)
-        return self.log_density(value) + log_jacobian
+        return self.log_density(value) + log_jacobian.reshape(*z.shape[:-1], -1).sum(-1)  # [S, B, D] if elementwise
 
     def rounding(self, z: Tensor) -> Tensor:
         """By how many nats the log density is off because parameters are rounded, `[S, B]`.

@@ -248,8 +248,7 @@ class FlowStep(Kernel):
         old = state.point
         image = transform(old.z)
         log_jacobian: Tensor = transform.log_abs_det_jacobian(old.z, image)
-        if transform.domain.event_dim == 0:  # elementwise
-            log_jacobian = log_jacobian.sum(-1)
+        log_jacobian = log_jacobian.reshape(*old.z.shape[:-1], -1).sum(-1)  # [S, B, D] if elementwise
         point = bridge.evaluate(image, with_score=old.score_p is not None, fallback=old.z)
         moved = torch.ones_like(log_jacobian)
         if point.sound is None:

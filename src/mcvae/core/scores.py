@@ -82,9 +82,10 @@ def distribution_and_score(
     base: Any = getattr(distribution, "base_dist", None)
     if type(distribution) is not Independent or type(base) is not Normal:  # a subclass may mean something else
         return value_and_score(distribution.log_prob, z, with_score, "initial.log_prob")
-    deviation = (z - base.loc) / base.scale
-    constant = base.scale.log().sum(-1) + 0.5 * z.shape[-1] * math.log(2 * math.pi)
-    return -0.5 * deviation.square().sum(-1) - constant, -deviation / base.scale if with_score else None
+    scale = base.scale.to(torch.promote_types(base.scale.dtype, z.dtype))  # in half precision a sum has no digits
+    deviation = (z - base.loc) / scale
+    constant = scale.log().sum(-1) + 0.5 * z.shape[-1] * math.log(2 * math.pi)
+    return -0.5 * deviation.square().sum(-1) - constant, -deviation / scale if with_score else None
 
 
 def _total(z: Tensor, log_density: LogDensity) -> tuple[Tensor, Tensor]:
@@ -127,8 +128,8 @@ class _Region:
     """Tensors that a call saved for its backward pass, by the order in which it saved them."""
 
     def __init__(self, function: Callable[[], Any], device: torch.device):
-        self.function, self.saved = function, dict[int, Tensor]()
-        self.number, self.done, self.device = 0, False, device
+        self.function, self.saved, self.versions = function, dict[int, Tensor](), list[int]()
+        self.done, self.device = False, device
         self.streams = _read_streams(device)
         kind = device.type
         self.autocast = torch.autocast(
@@ -136,16 +137,22 @@ class _Region:
         )
 
     def keep(self, tensor: Tensor) -> int:
-        self.saved[self.number] = tensor
-        self.number += 1
-        return self.number - 1
+        index = len(self.versions)
+        self.saved[index] = tensor
+        self.versions.append(tensor._version)
+        return index
 
     def find(self, index: int) -> Tensor:
-        if not self.done:  # the function itself takes a gradient
-            return self.saved[index]
-        if index not in self.saved:
+        if self.done and index not in self.saved:
             self._call_again()
-        return self.saved.pop(index)
+        tensor = self.saved.pop(index) if self.done else self.saved[index]  # not done: the function takes a gradient
+        if tensor._version != self.versions[index]:  # torch itself does not look, since it hands the tensor over
+            raise RuntimeError(
+                f"a tensor {list(tensor.shape)} that a gradient needs has been modified by an inplace operation: in "
+                "the model, or a parameter between forward and backward. Write x = 2 * x instead of x *= 2, and take "
+                "gradients before the step of an optimiser."
+            )
+        return tensor
 
     def complete(self) -> None:
         """Forget what was saved, and the random state unless something was drawn."""
@@ -168,9 +175,9 @@ class _Region:
                 self.function()
             finally:
                 _write_streams(self.device, now)
-        if len(again) != self.number:
+        if (number := len(self.versions)) != len(again):
             raise RuntimeError(
-                f"the model saved {len(again)} tensors when it was evaluated again, and {self.number} before: it is "
+                f"the model saved {len(again)} tensors when it was evaluated again, and {number} before: it is "
                 'not deterministic, or it changed between forward and backward. Use memory="normal".'
             )
         self.saved = dict(enumerate(again))

@@ -3,7 +3,7 @@
 import json
 from os import PathLike
 from pathlib import Path as File
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,7 +75,10 @@ class Tuning(NamedTuple):
     def save(self, path: str | PathLike[str]) -> None:
         """Write as JSON."""
         content = {name: getattr(self, name).tolist() for name in ("knots", "log_steps", "spread")}
-        frame = None if self.frame is None else {name: value.tolist() for name, value in self.frame._asdict().items()}
+        frame: dict[str, Any] | None = None
+        if self.frame is not None:  # chains that start there have its type
+            frame = {name: value.tolist() for name, value in self.frame._asdict().items()}
+            frame["dtype"] = str(self.frame.mean.dtype).removeprefix("torch.")
         content |= {"spacing": self.spacing, "reached": self.reached, "frame": frame, "fitted": self.fitted}
         File(path).write_text(json.dumps(content) + "\n")
 
@@ -83,10 +86,13 @@ class Tuning(NamedTuple):
     def load(cls, path: str | PathLike[str]) -> "Tuning":
         """Read what `save` wrote."""
         content = json.loads(File(path).read_text())
-        knots, log_steps, spread = (torch.tensor(content[name]) for name in ("knots", "log_steps", "spread"))
+        knots, log_steps, spread = (
+            torch.tensor(content[name], dtype=torch.float64) for name in ("knots", "log_steps", "spread")
+        )
         frame = content.get("frame")
         if frame is not None:
-            frame = Frame(torch.tensor(frame["mean"]), torch.tensor(frame["factor"]))
+            dtype = getattr(torch, frame.get("dtype", "float32"))
+            frame = Frame(*(torch.tensor(frame[name], dtype=dtype) for name in Frame._fields))
         fitted = content.get("fitted", frame is not None)
         return cls(knots, log_steps, spread, content["spacing"], content.get("reached", 1.0), frame, fitted)
 

@@ -40,7 +40,7 @@ def summarised(runner: Runner, table: list[dict[str, Any]], simulated: int) -> d
         "nonfinite": int(columns["nonfinite"].sum()),
         "bias": plain(certificate.bias[0]),
         "bias_se": plain(certificate.bias[1]),
-        "bits_per_dim": nll / (math.log(2) * runner.first[0].numel()),
+        "bits_per_dim": nll / (math.log(2) * runner.model.apart(runner.first)[0][0].numel()),  # conditions are no data
         "moved": plain(certificate.moved[0]),
         "active_units": int((spread > 0.01).sum()),
         "latent_dim": spread.numel(),

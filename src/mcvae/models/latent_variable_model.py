@@ -91,6 +91,7 @@ class LatentVariableModel(nn.Module):
 
     def decode(self, z: Tensor, y: Tensor | None = None) -> Distribution:
         """p(x | z, y) for latents `[N, D]` and conditions `[N, C]`."""
+        z = _like_weights(z, self.decoder)
         return self.decoder(z if y is None else torch.cat([z, y.to(z)], -1))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -217,7 +218,7 @@ class LatentVariableModel(nn.Module):
         num_samples, batch, _ = z.shape
         x, y = self.apart(x)
         given = None if y is None else y.expand(num_samples, *y.shape).flatten(0, 1)
-        likelihood = self.decode(_like_weights(z.flatten(0, 1), self.decoder), given)
+        likelihood = self.decode(z.flatten(0, 1), given)
         if not isinstance(likelihood, Distribution):
             raise TypeError(
                 "the decoder must return a torch.distributions.Distribution over data, got "
@@ -262,7 +263,7 @@ class LatentVariableModel(nn.Module):
         with torch.no_grad():
             z = draw(self.prior_like(like), (num_data,), generator)
             if self.examples is None:
-                return draw(self.decoder(z), (), generator), z
+                return draw(self.decode(z), (), generator), z
             chosen = torch.randint(len(self.examples), (num_data,), generator=generator, device=z.device)
             y = self.examples[chosen]
             return torch.cat([draw(self.decode(z, y), (), generator).flatten(1), y], 1), z

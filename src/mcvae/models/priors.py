@@ -8,12 +8,13 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 
 from mcvae._extras import needs_extra
 from mcvae.models.flows import couplings
+from mcvae.models.precision import InSinglePrecision
 from mcvae.runs.naming import check_name
 
 __all__ = ["PRIORS", "FlowPrior", "MixturePrior", "VampPrior", "build_prior"]
 
 
-class MixturePrior(nn.Module):
+class MixturePrior(InSinglePrecision):
     """p(z) = Σ_m π_m N(z; μ_m, diag σ_m²), all learned.
 
     Args:
@@ -67,7 +68,7 @@ class VampPrior(nn.Module):
         return MixtureSameFamily(weights, components, validate_args=False)
 
 
-class FlowPrior(nn.Module):
+class FlowPrior(InSinglePrecision):
     """p(z): a standard normal pushed through couplings of zuko, which are learned.
 
     Args:

@@ -108,7 +108,7 @@ class VariationalTraining(LightningModule):
             weight = self.kl_weight
             bridge = self.model.bridge(batch, kl_weight=weight, **self.bridge_options)
             estimate = self.objective(bridge, generator=self._generator("train", batch_idx, shared=True))
-            bound, acceptance = estimate.bound.mean(), estimate.trajectory.acceptance.mean(1)
+            bound, acceptance = weight * estimate.bound.mean(), estimate.trajectory.acceptance.mean(1)
             seen = torch.cat([bound.unsqueeze(0), acceptance.to(bound)])
         except ValueError as error:
             if not _means_non_finite(error):

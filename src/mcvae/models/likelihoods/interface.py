@@ -3,8 +3,10 @@
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution
+
+from mcvae.models.precision import InSinglePrecision
 
 __all__ = ["Datum", "Likelihood"]
 
@@ -22,7 +24,7 @@ class Datum(NamedTuple):
     """Numbers that the model is conditioned on."""
 
 
-class Likelihood(nn.Module, ABC):
+class Likelihood(InSinglePrecision, ABC):
     """Turns the output of a network, `[N, channels_per_channel * C, ...]`, into a distribution over data `[C, ...]`."""
 
     channels_per_channel: int = 1
