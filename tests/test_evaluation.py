@@ -527,6 +527,19 @@ def test_the_fitted_gaussian_is_the_nearest_one_not_that_of_the_mode():
     assert 0.4 * best < gain < best + 0.1  # 3 nats in 20 dimensions
 
 
+def test_an_encoder_whose_scale_underflows_is_not_fitted():
+    """Far from all it has seen its scale is 0 in float32. `mcvae score` then starts from the prior."""
+    model = mcvae.LatentVariableModel(
+        lambda x: Independent(Normal(x, 1e-30 ** x.abs(), validate_args=False), 1),
+        lambda z: Independent(Normal(z, torch.ones_like(z)), 1),
+    )
+    for x in (torch.tensor([[0.0, 0.0], [9.0, 9.0]]), torch.cat([torch.zeros(99, 2), torch.full((1, 2), 9.0)])):
+        with pytest.raises(mcvae.NonFiniteDensityError):
+            mcvae.evaluate(
+                model, x, protocol=mcvae.Protocol(num_steps=2, num_samples=2), simulated=0, compare_iwae=False
+            )
+
+
 @pytest.mark.parametrize("beyond", [-math.inf, math.nan])
 def test_a_gaussian_is_fitted_to_half_of_one(beyond):
     """Half of all samples meet a density that is 0, or broken."""

@@ -139,6 +139,16 @@ def test_an_unusual_row_is_scored_lowest_and_named(wine, capsys, tmp_path):
     assert np.load(tmp_path / "s.npz")["log_likelihood"].argmin() == 8
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_rows_far_from_all_others_are_scored_and_reconstructed_without_a_warning(wine, capsys, tmp_path):
+    header, *lines = (HOME["folder"] / "wine.csv").read_text().splitlines()
+    (tmp_path / "far.csv").write_text("\n".join([header, *lines[:3], ",".join(["1e30"] * 13)]))
+    said = call(capsys, "score", wine, tmp_path / "far.csv", *FAST, "--out", tmp_path / "s.npz", "--show", 1)
+    assert said.splitlines()[1].endswith("far.csv, line 5")
+    said = call(capsys, "reconstruct", wine, tmp_path / "far.csv", "--out", tmp_path / "r.npz")
+    assert "error inf" not in said
+
+
 def test_new_data_must_be_like_those_of_training(wine, capsys, tmp_path):
     header, *lines = (HOME["folder"] / "wine.csv").read_text().splitlines()
     names = header.split(",")

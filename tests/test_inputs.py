@@ -229,6 +229,7 @@ def test_a_fixed_initial_without_reparameterised_samples_is_fine():
         ),
         (lambda x: x, lambda z: Independent(Normal(z, 1.0), 1), "got Tensor"),
         (lambda x: Independent(Normal(x, torch.ones_like(x)), 1), lambda z: z, "the decoder must return .* got Tensor"),
+        (lambda x: (x, x.exp()), lambda z: z, "the encoder must return .* got tuple. Wrap its output"),
     ],
 )
 def test_encoder_and_decoder(encoder, decoder, message):

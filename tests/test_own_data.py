@@ -179,6 +179,10 @@ def wrong_files(folder):
             lambda p: p.write_text("a,b\n1,2\n3,\n"),
             "word.csv, line 3, column 'b': expected a number, got ''",
         ),
+        "comma.csv": (
+            lambda p: p.write_text("a;b\n1,5;2,5\n"),
+            "comma.csv, line 2, column 'a': expected a number, got '1,5'. Write decimals with a point",
+        ),
         "ragged.csv": (lambda p: p.write_text("1,2\n3,4\n5\n"), "ragged.csv, line 3: expected 2 values.*got 1"),
         "twice.csv": (lambda p: p.write_text("a,a\n1,2\n"), "two columns called 'a'"),
         "names.csv": (lambda p: p.write_text("a,b\n"), "no line of numbers"),
@@ -187,9 +191,9 @@ def wrong_files(folder):
         "short.csv": (lambda p: p.write_text("1,2\n3,4\n"), "at least 3 rows"),
         "empty.csv": (lambda p: p.touch(), "empty.csv is empty"),
         "empty.npy": (lambda p: p.touch(), "empty.npy is empty"),
-        "none.npy": (lambda p: np.save(p, ROWS[:0]), r"none.npy.*got an array of shape \[0, 2\]"),
-        "flat.npy": (lambda p: np.save(p, ROWS[0]), r"flat.npy.*expected rows .*shape \[2\]"),
-        "text.npy": (lambda p: np.save(p, np.array([["a"]])), "text.npy.*expected numbers"),
+        "none.npy": (lambda p: np.save(p, ROWS[:0]), r"none.npy: .*got an array of shape \[0, 2\]"),
+        "flat.npy": (lambda p: np.save(p, ROWS[0]), r"flat.npy: expected rows .*shape \[2\]"),
+        "text.npy": (lambda p: np.save(p, np.array([["a"]])), "text.npy: expected numbers"),
         "object.npy": (lambda p: np.save(p, np.array([{}])), "object.npy cannot be read.*objects are never read"),
         "cut.npz": (lambda p: p.write_bytes(b"PK\3\4rest"), "cut.npz cannot be read"),
         "odd.npz": (lambda p: np.savez(p, a=ROWS, b=ROWS), "odd.npz holds the arrays a, b"),
@@ -227,7 +231,13 @@ def test_a_wrong_file_is_named_with_its_row(name, tmp_path, cache):
         load_data(str(tmp_path / name))
 
 
-def test_what_a_model_is_conditioned_on_must_be_there(tmp_path):
+def test_what_a_model_is_conditioned_on_must_be_there(tmp_path, cache):
+    np.save(tmp_path / "x.npy", ROWS)
+    with pytest.raises(DataError, match=r"no array 'age'.* it holds one array without a name"):
+        load_data(str(tmp_path / "x.npy"), condition=["age"])
+    photographs(tmp_path / "photos", 3)
+    with pytest.raises(DataError, match=r"--data.condition \[folder\], got 'age'"):
+        load_data(str(tmp_path / "photos"), condition=["age"])
     path = tmp_path / "x.csv"
     for cell in ("", "nan", "inf"):
         path.write_text("a,age\n" + "1,2.5\n" * 8 + f"1,{cell}\n")

@@ -165,6 +165,21 @@ def test_other_images_are_not_compared(tmp_path):
     ]
 
 
+def test_other_data_of_the_same_name_are_not_compared(tmp_path):
+    """Two files called data.csv, or one that is split or conditioned otherwise: as many rows, but others."""
+    for method, condition in (("vae", []), ("iwae", ["age"])):
+        file = make_run(tmp_path / method, method, name="data") / "config.yaml"
+        config = yaml.safe_load(file.read_text())
+        config["data"] |= {"fingerprint": f"print-of-{method}", "condition": condition}
+        file.write_text(yaml.safe_dump(config))
+    found = groups(find([str(tmp_path)]).runs)
+    assert all("No other method" in answer.details for answer in answers(found))
+    assert sorted(group.label for group in found) == [
+        "iwae-10 (condition age, fingerprint print-of-iwae)",
+        "vae (no condition, fingerprint print-of-vae)",
+    ]
+
+
 def test_the_page_has_everything(page, folder):
     text = page.read_text()
     for words in (

@@ -136,6 +136,19 @@ def test_a_value_of_the_wrong_kind(command, name, value, capsys, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--method.schedule", "cosine"], "one of linear, sigmoid, learned, got cosine"),
+        (["--data.condition", "label"], "a list such as [a,b], got label"),
+        (["--data.size", "small"], "a whole number, got small"),
+        (["--optimizer.name", "sdg"], "one of adam, adamw, adamax, nadam, radam, rmsprop, sgd, got sdg"),
+    ],
+)
+def test_a_wrong_value_is_told_what_is_expected(arguments, expected, capsys):
+    assert f"expected {expected}" in assert_refused(["train", *arguments], capsys)
+
+
 @pytest.mark.parametrize(("command", "name", "wrong"), MISSPELT)
 def test_an_option_that_is_misspelt(command, name, wrong, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

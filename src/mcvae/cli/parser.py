@@ -124,13 +124,33 @@ def _check_networks(name: str, model: Any, arguments: Sequence[str]) -> None:
 
 
 def _reason(error: Exception, command: str) -> str:
-    """The parser's error in one line, without the list of every type that a value may have."""
+    """The parser's error in one line, with what a value may be in words."""
     text = " ".join(str(error).split())
-    text = re.sub(r"Does not validate against .*? Given value: ?", "Got an unsuitable value: ", text)
+    text = re.sub(r"Does not validate against .*?Subtypes: (\[.*?\]) Errors:.*? Given value: ?", _wanted, text)
+    text = re.sub(r"Expected an? (\S.*?)\. Got value: ?", _wanted, text)
     text = re.sub(r"<class '(\w+)'>|typing\.", r"\1", text).replace(f" {command}.", " ").replace("Parser key ", "")
     if isinstance(error, RecursionError):
         text = "they refer to themselves"
     return f"these options cannot be read: {text.removesuffix('.')[:400]}."
+
+
+def _wanted(types: re.Match[str]) -> str:
+    kinds = re.findall(r"Literal\[([^\]]*)\]|class '(\w+)'", types[1])
+    words = [
+        ("one of " * ("," in values) + values).replace("'", "") if values else _WORDS.get(kind, kind)
+        for values, kind in kinds
+    ]
+    return f"expected {' or '.join(word for word in words if word != 'NoneType') or 'another value'}, got "
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a word",
+    "list": "a list such as [a,b]",
+    "dict": "settings such as '{a: 1}'",
+}
 
 
 def _refuse(who: str, reason: str, word: str = "", known: Sequence[str] = ()) -> None:

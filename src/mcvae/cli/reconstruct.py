@@ -22,5 +22,5 @@ def run(options: Options) -> None:
     """Write data as the model sees them, and the mean of p(x|z) at the mean of q(z|x); tables in their own units."""
     arrays = options.apply().reconstruct()
     options.write(arrays)
-    error = float(((arrays["data"] - arrays["reconstruction"]) ** 2).mean() ** 0.5)
+    error = float(((arrays["data"].astype(float) - arrays["reconstruction"]) ** 2).mean() ** 0.5)
     print(f"{options.out}: {len(arrays['data'])} data and their reconstructions, root mean square error {error:.4g}")

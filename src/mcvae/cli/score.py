@@ -44,9 +44,10 @@ def run(options: Options) -> None:
     doubts = np.array([row["doubts"] for row in found.table])
     places = np.array([applied.places(row) for row in range(len(likelihood))])
     options.write({"place": places, "log_likelihood": likelihood, "standard_error": error, "doubts": doubts})
-    print(
-        f"{options.out}: {len(likelihood)} data, mean log p(x) {likelihood.mean():.3f}, standard deviation "
-        f"{likelihood.std():.3f}; {found.summary['verdict']}"
-    )
+    with np.errstate(invalid="ignore"):  # a row without likelihood, −inf, leaves no standard deviation
+        print(
+            f"{options.out}: {len(likelihood)} data, mean log p(x) {likelihood.mean():.3f}, standard deviation "
+            f"{likelihood.std():.3f}; {found.summary['verdict']}"
+        )
     for row in found.worst(options.show):
         print(f"  {likelihood[row]:10.3f} ± {error[row]:.3f}  {places[row]}")

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.distributions import Distribution, constraints
 
-from mcvae.core.bridge import Bridge
+from mcvae.core.bridge import Bridge, refuse_start
 from mcvae.core.frames import Frame
 from mcvae.core.initials import centre, standard_deviation
 from mcvae.core.modes import MOST_ROWS, evaluate_in_portions, find_modes, quadratic
@@ -93,6 +93,8 @@ def fit(bridge: Bridge, *, num_starts: int = 1, max_rows: int = MOST_ROWS, gener
         max_rows: latents that one evaluation may hold.
         generator: source of the samples.
     """
+    wide = (standard_deviation(bridge.initial) > 0).all(-1)  # an encoder's scale underflows far from all it has seen
+    refuse_start(int((~wide).sum()), len(wide))
     starts = middle = centre(bridge.initial).unsqueeze(0)
     if num_starts > 1:  # a sample and its mirror image seldom lead to the same one of two modes
         samples = draw(bridge.initial, (num_starts // 2,), generator)

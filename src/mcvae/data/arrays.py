@@ -43,9 +43,10 @@ def read_array(path: Path, reading: Reading) -> dict[str, Raw]:
 
 def _condition(path: Path, arrays: dict[str, Array], name: str, rows: int) -> Array:
     if name not in arrays:
+        held = ", ".join(filter(None, arrays)) or "one array without a name: save both as .npz"
         raise DataError(
-            f"{path} has no array {name!r} to condition on; it holds {', '.join(arrays)}. Save one with a value for "
-            "every row, or choose another --data.condition."
+            f"{path} has no array {name!r} to condition on; it holds {held}. Save one with a value for every row, or "
+            "choose another --data.condition."
         )
     if arrays[name].shape != (rows,):
         raise DataError(

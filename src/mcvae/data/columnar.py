@@ -90,10 +90,13 @@ def _numbers(name: str, column: Array, place: Callable[[int], str]) -> Array:
         return _plain(column).astype(np.float64)
     except (ValueError, TypeError):
         row = next(row for row, cell in enumerate(_plain(column)) if not is_number(cell))
-        raise DataError(
-            f"{place(row)}, column {name!r}: expected a number, got {str(column[row])[:40]!r}. Fill it in or remove "
-            f"the row; or, if it is a label, condition on it: --data.condition [{name}]."
-        ) from None
+        cell = str(column[row])
+        advice = (
+            "Write decimals with a point."
+            if is_number(cell.replace(",", ".", 1))
+            else f"Fill it in or remove the row; or, if it is a label, condition on it: --data.condition [{name}]."
+        )
+        raise DataError(f"{place(row)}, column {name!r}: expected a number, got {cell[:40]!r}. {advice}") from None
 
 
 def _maybe_numbers(column: Array) -> Array:

@@ -65,7 +65,7 @@ def _names(home: Path, folder: Path) -> list[str]:
 
 def _labels(names: list[str], key: str) -> Any:
     if key != "folder":
-        raise DataError(f"images can be conditioned on the folder they are in: --data.condition folder, got {key!r}.")
+        raise DataError(f"images can be conditioned on the folder they are in: --data.condition [folder], got {key!r}.")
     return np.array([Path(name).parent.name for name in names])
 
 

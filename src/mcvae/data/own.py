@@ -84,10 +84,10 @@ def as_tensor(raw: Raw, kind: Kind | Literal["auto"] = "auto") -> Tensor:
     """
     values = raw.values
     if values.dtype.kind not in "biuf":
-        raise DataError(f"{raw.place(0)}: expected numbers, got {values.dtype}.")
+        raise DataError(f"{_all_of(raw)}: expected numbers, got {values.dtype}.")
     if values.ndim < 2 or not len(values):
         raise DataError(
-            f"{raw.place(0)}: expected rows [N, ...], one for every datum, got an array of shape {list(values.shape)}."
+            f"{_all_of(raw)}: expected rows [N, ...], one for every datum, got an array of shape {list(values.shape)}."
         )
     kind = _kind(raw) if kind == "auto" else kind
     with np.errstate(over="ignore"):
@@ -138,10 +138,15 @@ def _images(raw: Raw) -> Tensor:
         values = values.transpose(0, 3, 1, 2)
     if values.ndim != 4 or values.shape[1] not in (1, 3):
         raise DataError(
-            f"{raw.place(0)}: expected images [N, H, W], [N, C, H, W] or [N, H, W, C] with 1 or 3 channels, got "
+            f"{_all_of(raw)}: expected images [N, H, W], [N, C, H, W] or [N, H, W, C] with 1 or 3 channels, got "
             f"{list(values.shape)}."
         )
     return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _all_of(raw: Raw) -> str:
+    """What an error message calls all rows: an array has no row to blame for its shape."""
+    return raw.place(0).removesuffix(", row 0 (counted from 0)")
 
 
 def _column(raw: Raw, bad: Array, row: int) -> str:

@@ -205,7 +205,13 @@ class LatentVariableModel(nn.Module):
         self.apart(x)  # raises for rows without conditions before the encoder sees them
         path = path if path is not None else GeometricPath()
         log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x, kl_weight=kl_weight)
-        bridge = Bridge(self.encoder(x), log_joint, path, x.reshape(len(x), -1), memory)
+        initial = self.encoder(x)
+        if not isinstance(initial, Distribution):
+            raise TypeError(
+                "the encoder must return a torch.distributions.Distribution over latents, got "
+                f"{type(initial).__name__}. Wrap its output, for example Independent(Normal(mean, scale), 1)."
+            )
+        bridge = Bridge(initial, log_joint, path, x.reshape(len(x), -1), memory)
         if bridge.initial.batch_shape != (len(x),):
             raise ValueError(
                 f"the encoder must return one distribution per datum, batch shape [{len(x)}], got "

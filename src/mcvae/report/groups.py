@@ -62,9 +62,11 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         identity = repr(sorted((name, repr(value)) for name, value in settings.items()))
         kinds.setdefault(kind(run), {}).setdefault(identity, {}).setdefault(run.result.seed, run)
     found = list[Group]()
-    for together in kinds.values():
+    for this, together in kinds.items():
         same = [list(by_seed.values()) for by_seed in together.values()]
         differing = _differing([members[0].settings for members in same])
+        if len({other[-1] for other in kinds if other[0] == this[0]}) > 1:
+            differing += ["data.condition", "data.fingerprint"]  # other data of the same name
         found += [Group(members, _label(members[0].settings, differing)) for members in same]
     return sorted(found, key=lambda g: (*images_of(g.runs[0]), math.inf if (m := g.mean("nll")) is None else m))
 
@@ -85,14 +87,30 @@ def _label(settings: dict[str, Any], differing: list[str]) -> str:
     >>> _label({"method": "vae", "run.epochs": 30}, ["run.epochs"])
     'vae (epochs 30)'
     """
-    shown = [f"{name.rpartition('.')[2]} {settings[name]}" for name in differing if name in settings]
+    shown = [_said(name.rpartition(".")[2], settings[name]) for name in differing if name in settings]
     more = f", and {len(shown) - 5} more" if len(shown) > 5 else ""
     return str(settings["method"]) + (f" ({', '.join(shown[:5])}{more})" if shown else "")
 
 
+def _said(name: str, value: Any) -> str:
+    """A setting in words.
+
+    >>> _said("limit", None), _said("condition", ["age", "label"]), _said("epochs", 30)
+    ('no limit', 'condition age + label', 'epochs 30')
+    """
+    if value in (None, "none", []):
+        return f"no {name}"
+    return f"{name} {' + '.join(map(str, value)) if isinstance(value, list) else value}"
+
+
 def kind(run: Run) -> tuple[str, ...]:
-    """Data, transform and likelihood of a run. Only runs that agree in all three have comparable likelihoods."""
-    return run.result.data, str(run.result.transform), str(run.result.likelihood)
+    """Data, transform, likelihood and fingerprint of own data. Only runs that agree in all have comparable likelihoods.
+
+    Files of one name may differ, and so do the rows that are tested with another split, and what is modelled and what
+    given with another condition: the fingerprint is of all that.
+    """
+    result, own = run.result, run.settings.get("data.fingerprint")
+    return result.data, str(result.transform), str(result.likelihood), str(own or "")
 
 
 def images_of(run: Run) -> tuple[str, ...]:

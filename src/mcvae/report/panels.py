@@ -16,7 +16,7 @@ __all__ = ["panels"]
 def panels(label: tuple[str, ...], runs: list[Run], style: dict[str, int]) -> dict[str, Any]:
     """Charts of the runs on one kind of data, which can share axes."""
     return {
-        "name": f"{label[0]} ({', '.join(part for part in label[1:] if part != 'None')})".replace(" ()", ""),
+        "name": f"{label[0]} ({', '.join(part for part in label[1:3] if part != 'None')})".replace(" ()", ""),
         "legend": [(style[run.name], run.name, run.key) for run in runs],
         "curves": _curves(runs, style),
         "transitions": [(run.name, found) for run in runs if (found := _transitions(run))],
