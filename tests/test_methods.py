@@ -53,6 +53,8 @@ def test_what_is_built_costs_what_is_said(name):
         (MethodConfig("vae", damping=0.5), "--method.damping 0.5 has no meaning for vae"),
         (MethodConfig("cmcd", control_variate="stopped"), "has no meaning for cmcd"),
         (MethodConfig("a-mcvae", backward="learned"), "has no meaning for a-mcvae"),
+        (MethodConfig("l-mcvae-k5-renyi"), "--method.bound renyi of one sample is the ELBO"),
+        (MethodConfig("vae", bound="iwae"), "--method.bound iwae of one sample is the ELBO"),
     ],
 )
 def test_a_setting_without_meaning_for_the_method_is_refused(config, message):

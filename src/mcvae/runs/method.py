@@ -376,7 +376,14 @@ def settled(config: MethodConfig) -> MethodConfig:
             raise ValueError(f"--method.{name} is {given}, but the method {key} says {said[name]}.")
         if name not in meant:
             raise ValueError(f"--method.{name} {given} has no meaning for {said['name']}; leave it out.")
-    return replace(config, **said)
+    config = replace(config, **said)
+    whole = method.whole(config)
+    if whole.num_samples == 1 and whole.bound not in ("elbo", method.own.get("bound")):
+        raise ValueError(
+            f"--method.bound {whole.bound} of one sample is the ELBO: give --method.num_samples 2 or more, or leave the "
+            "bound out."
+        )
+    return config
 
 
 def label_of(key: str) -> str:
