@@ -230,11 +230,26 @@ def test_a_fixed_initial_without_reparameterised_samples_is_fine():
         (lambda x: x, lambda z: Independent(Normal(z, 1.0), 1), "got Tensor"),
         (lambda x: Independent(Normal(x, torch.ones_like(x)), 1), lambda z: z, "the decoder must return .* got Tensor"),
         (lambda x: (x, x.exp()), lambda z: z, "the encoder must return .* got tuple. Wrap its output"),
+        (
+            lambda x: Independent(Normal(x, torch.ones_like(x)), 1),
+            lambda z: Independent(Normal(z.repeat(1, 2), 1.0), 1),
+            r"a distribution over data \[2\], got one of shape \[12, 4\] for 12 latents. Change the size",
+        ),
     ],
 )
 def test_encoder_and_decoder(encoder, decoder, message):
     model = mcvae.LatentVariableModel(encoder, decoder)
     with pytest.raises((ValueError, TypeError), match=message):
+        mcvae.recipes.vae(4)(model.bridge(torch.zeros(3, 2)))
+
+
+def test_an_error_of_the_users_own_distribution_is_not_called_one_of_shapes():
+    class Odd(Normal):
+        def log_prob(self, value):
+            raise ValueError("only on Sundays")
+
+    model = mcvae.LatentVariableModel(lambda x: Independent(Normal(x, 1.0), 1), lambda z: Independent(Odd(z, 1.0), 1))
+    with pytest.raises(ValueError, match="only on Sundays"):
         mcvae.recipes.vae(4)(model.bridge(torch.zeros(3, 2)))
 
 
@@ -282,6 +297,11 @@ def test_simulating_a_model_that_does_not_know_its_latent_dimension():
         (lambda: mcvae.recipes.l_mcvae(2, bound="iwae"), "mcvae.renyi"),
         (lambda: mcvae.renyi("a"), "alpha must be a number"),
         (lambda: mcvae.bayes_factor(1, 2), "estimate_log_evidence"),
+        (lambda: mcvae.save(torch.zeros_like, "weights"), "save needs an nn.Module, got builtin_function_or_method"),
+        (
+            lambda: mcvae.LatentVariableModel(lambda x: ONE, lambda z: ONE).bridge([[1.0]]),
+            r"x must be a tensor \[B, ...\], got list",
+        ),
         (lambda: mcvae.estimate_log_evidence(lambda z: None, ONE), "must return a tensor, got NoneType"),
         (lambda: mcvae.estimate_log_evidence(lambda z: z.detach().numpy().sum(-1), ONE), "got ndarray"),
     ],

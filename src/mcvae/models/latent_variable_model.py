@@ -202,6 +202,8 @@ class LatentVariableModel(nn.Module):
             )
         if compile and kl_weight != 1:
             raise ValueError("compile=True and a kl_weight exclude each other; train without one of them.")
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a tensor [B, ...], got {type(x).__name__}. Use torch.as_tensor(x).")
         self.apart(x)  # raises for rows without conditions before the encoder sees them
         path = path if path is not None else GeometricPath()
         log_joint = _CompiledJoint(self, x) if compile else partial(self.log_joint, x, kl_weight=kl_weight)
@@ -231,7 +233,16 @@ class LatentVariableModel(nn.Module):
                 f"{type(likelihood).__name__}. Wrap its output, for example Independent(Bernoulli(logits=output), 1)."
             )
         rows = x if num_samples == 1 else x.expand(num_samples, *x.shape).flatten(0, 1)
-        log_likelihood: Tensor = likelihood.log_prob(rows)
+        try:
+            log_likelihood: Tensor = likelihood.log_prob(rows)
+        except (ValueError, RuntimeError) as error:
+            over = likelihood.batch_shape + likelihood.event_shape
+            if over == rows.shape:
+                raise
+            raise ValueError(
+                f"the decoder must return a distribution over data {list(rows.shape[1:])}, got one of shape "
+                f"{list(over)} for {len(rows)} latents. Change the size of its output."
+            ) from error
         if log_likelihood.shape != (num_samples * batch,):
             raise ValueError(
                 f"the decoder must return one distribution per latent row, so that log_prob(x) has shape "

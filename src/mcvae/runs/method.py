@@ -380,8 +380,8 @@ def settled(config: MethodConfig) -> MethodConfig:
     whole = method.whole(config)
     if whole.num_samples == 1 and whole.bound not in ("elbo", method.own.get("bound")):
         raise ValueError(
-            f"--method.bound {whole.bound} of one sample is the ELBO: give --method.num_samples 2 or more, or leave the "
-            "bound out."
+            f"--method.bound {whole.bound} of one sample is the ELBO: give --method.num_samples 2 or more, or leave "
+            "the bound out."
         )
     return config
 

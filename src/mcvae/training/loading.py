@@ -194,6 +194,8 @@ def save(model: nn.Module, folder: str | Path) -> None:
         model: any module.
         folder: an empty or new one, or one that `save` has written to before; a URL will do.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"save needs an nn.Module, got {type(model).__name__}. Put functions into a module.")
     home = RunFolder(folder, top_level)
     described = home.path / "model.json"
     if (home.path / "config.yaml").exists() or (described.exists() and read_json(described).get("own") is None):
