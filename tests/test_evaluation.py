@@ -278,6 +278,15 @@ def test_evaluation_is_in_eval_mode_and_changes_nothing():
         assert torch.equal(value, before[name])
     second = mcvae.evaluate(model, x, protocol="paper", simulated=0)
     assert first.table == second.table
+    alone, together = (
+        model.score(rows, num_steps=5, num_samples=200, check=False, seed=0).log_evidence for rows in (x[:1], x)
+    )
+    assert abs(alone[0] - together[0]) < 0.1  # the statistics of a batch of one are other ones
+    assert torch.equal(model.encode(x[:1]).mean, model.encode(x).mean[:1])
+    assert torch.allclose(model.reconstruct(x[:2]), model.reconstruct(x)[:2])
+    assert encoder.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def test_arrays_pairs_and_seeds_are_accepted():

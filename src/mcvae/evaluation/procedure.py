@@ -3,12 +3,11 @@
 import csv
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mcvae.core.estimator import AnnealedEstimator
 from mcvae.core.kernels import Kernel
@@ -19,6 +18,7 @@ from mcvae.evaluation.resume import Finished, Saved, fingerprint, remove_saved
 from mcvae.evaluation.runner import Runner
 from mcvae.evaluation.summary import column, summarised
 from mcvae.models import LatentVariableModel
+from mcvae.models.mode import eval_mode
 
 __all__ = ["Evaluation", "evaluate", "write_table"]
 
@@ -110,7 +110,7 @@ def evaluate(
         identity = fingerprint(model, objective, kernel, tuning)
         saved = Saved(folder, shard, settings, seed, compare_iwae=compare_iwae, identity=identity)
     table = list[dict[str, Any]]()
-    with torch.no_grad(), _eval_mode(*([model] if objective is None else [model, objective])):
+    with torch.no_grad(), eval_mode(*([model] if objective is None else [model, objective])):
         work = enumerate(batches_of(data, runner.like))
         for index, x in with_time_left(work, number_of_batches(data)) if progress is None else progress(work):
             runner.see(x)
@@ -133,19 +133,6 @@ def evaluate(
     if folder is not None and parts == 1 and not keep:
         remove_saved(folder)
     return Evaluation(table, summary, runner.pilot.tuning)
-
-
-@contextmanager
-def _eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Put modules in eval mode; afterwards every part of them is in the mode it was in."""
-    modes = {part: part.training for module in modules for part in module.modules()}
-    try:
-        for module in modules:
-            module.eval()
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def write_table(evaluation: Evaluation, path: str | os.PathLike[str]) -> None:

@@ -19,6 +19,7 @@ from mcvae.core.evidence import Evidence, estimate_log_evidence
 from mcvae.core.paths import GeometricPath, Path
 from mcvae.core.randomness import draw, seeded_generator
 from mcvae.core.scores import value_and_score
+from mcvae.models.mode import eval_mode
 from mcvae.runs.method import method_named, parse_key
 
 __all__ = ["LatentVariableModel", "Latents", "standard_normal_prior"]
@@ -35,6 +36,8 @@ class Latents(NamedTuple):
 
 class LatentVariableModel(nn.Module):
     """A latent variable model made of two ordinary networks that return distributions.
+
+    `encode`, `reconstruct`, `simulate` and `score` evaluate it in eval mode, and leave it in the mode it was in.
 
     Args:
         encoder: `x [B, ...] -> Distribution` over latents with batch `[B]` and event `[D]`.
@@ -126,7 +129,7 @@ class LatentVariableModel(nn.Module):
         """
         latent_dim = self.latent_dim
         if latent_dim is None and x is not None:
-            with torch.no_grad():
+            with torch.no_grad(), eval_mode(self):
                 latent_dim = self.encoder(x[:1]).event_shape[0]
         if latent_dim is None:
             raise ValueError("this model does not know its latent dimension: build it with latent_dim=..., or give x.")
@@ -148,7 +151,7 @@ class LatentVariableModel(nn.Module):
         >>> model.encode(torch.zeros(3, 4)).mean.shape
         torch.Size([3, 2])
         """
-        with torch.no_grad():
+        with torch.no_grad(), eval_mode(self):
             q = self.encoder(x)
             try:
                 return Latents(q.mean, q.stddev)
@@ -158,7 +161,7 @@ class LatentVariableModel(nn.Module):
 
     def reconstruct(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Mean of p(x | z) at the mean of q(z | x), or at latents `[B, D]` of your own, `[B, ...]`."""
-        with torch.no_grad():
+        with torch.no_grad(), eval_mode(self):
             mean: Tensor = self.decode(self.encode(x).mean if z is None else z, self.apart(x)[1]).mean
         return mean
 
@@ -172,10 +175,11 @@ class LatentVariableModel(nn.Module):
             generator: source of all randomness.
             options: of `mcvae.estimate_log_evidence`, such as num_steps or num_samples.
         """
-        bridge = self.bridge(x)
-        return estimate_log_evidence(
-            bridge.log_joint, bridge.initial, context=bridge.context, generator=generator, **options
-        )
+        with eval_mode(self):
+            bridge = self.bridge(x)
+            return estimate_log_evidence(
+                bridge.log_joint, bridge.initial, context=bridge.context, generator=generator, **options
+            )
 
     def bridge(
         self,
@@ -277,7 +281,7 @@ class LatentVariableModel(nn.Module):
                 "simulate needs latent_dim, because this model was built without latent_dim or a prior that knows it."
             )
         like = next(self.parameters(), torch.empty(0)).new_empty(latent_dim)
-        with torch.no_grad():
+        with torch.no_grad(), eval_mode(self):
             z = draw(self.prior_like(like), (num_data,), generator)
             if self.examples is None:
                 return draw(self.decode(z), (), generator), z
